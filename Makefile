@@ -1,0 +1,39 @@
+# Everything works from a bare clone: each target creates the environment it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
+
+quickstart: $(VENV)/.installed ## install, and look at a small model
+	$(BIN)/tapfl model mini
+
+test: $(VENV)/.dev ## run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev ## check style and types
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.installed ## measure start-up, model size and step time on this machine
+	$(BIN)/python scripts/bench_model.py
+
+clean: ## remove the environment and what tools left behind
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
+
+# torch first and pinned: an unpinned one may pull gigabytes.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tapfl needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	touch $@

@@ -1,0 +1,5 @@
+"""``python -m tapfl``."""
+
+from tapfl.cli import entry
+
+entry()

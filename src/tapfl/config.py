@@ -1,0 +1,208 @@
+"""The experiment, read from YAML and validated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tapfl.errors import TapflError, nearest
+
+T = TypeVar("T", bound=BaseModel)
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys are errors, values are fixed once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FoundationConfig(Section):
+    """The frozen base.
+
+    ``weights`` is a hub id, a local folder with safetensors or ``random``; for ``pair`` it is a
+    mapping ``{image: ..., text: ...}`` of such. ``architecture`` gives fields of the transformers
+    library's configuration for random weights (for ``pair``, per modality). ``image_size`` is what
+    images are scaled to, the encoder's own size by default.
+    """
+
+    name: str = "mini"
+    weights: str | dict[Literal["image", "text"], str] = "random"
+    architecture: dict[str, Any] | None = None
+    image_size: int | None = Field(None, ge=8, le=2048)
+
+    @model_validator(mode="after")
+    def _one_or_two(self) -> FoundationConfig:
+        if isinstance(self.weights, dict):
+            if self.name != "pair":
+                raise ValueError("a mapping of weights is for the foundation 'pair'")
+            if set(self.weights) != {"image", "text"}:
+                raise ValueError("weights of a pair: expected the two keys image and text")
+        if self.name == "pair":
+            for key in self.architecture or {}:
+                if key not in ("image", "text"):
+                    raise ValueError(f"architecture of a pair: unknown key '{key}', "
+                                     "expected image and text")
+        return self
+
+    @property
+    def single_weights(self) -> str:
+        """The weights of a foundation that is one model."""
+        assert isinstance(self.weights, str)
+        return self.weights
+
+    def part_weights(self, modality: str) -> str:
+        """Return the weights of one encoder of a pair."""
+        if isinstance(self.weights, str):
+            if self.weights != "random":
+                raise TapflError("foundation.weights: a pair takes {image: ..., text: ...} or "
+                                 f"'random', got '{self.weights}'")
+            return self.weights
+        return self.weights[modality]  # type: ignore[index]
+
+    def part_architecture(self, modality: str) -> dict[str, Any]:
+        """Return the configuration fields of one encoder of a pair."""
+        return dict((self.architecture or {}).get(modality, {}))
+
+    @property
+    def text_weights(self) -> str:
+        """Where the tokenizer belongs to."""
+        return self.part_weights("text") if self.name == "pair" else self.single_weights
+
+
+class BackboneConfig(Section):
+    """``routed`` (MoTE and MoME) or ``standard`` (no routing); layers in each of two stages."""
+
+    kind: Literal["routed", "standard"] = "routed"
+    layers_per_stage: int = Field(1, ge=1)
+
+
+class LoraConfig(Section):
+    """Ranks on the encoders' attention, the backbone's attention and the experts."""
+
+    encoder_rank: int = Field(8, ge=1)
+    attention_rank: int = Field(16, ge=1)
+    expert_rank: int = Field(4, ge=1)
+    dropout: float = Field(0.3, ge=0, lt=1)
+
+
+class DecoderConfig(Section):
+    """``tie_embeddings``: the text generator's output layer is its token embedding."""
+
+    tie_embeddings: bool = True
+
+
+class FederationConfig(Section):
+    """Who holds what: one of the shipped layouts, or a federation file, in so many groups."""
+
+    layout: str = "flava"
+    file: str | None = None
+    groups: int = Field(3, ge=1)
+
+
+class Config(Section):
+    """A whole experiment."""
+
+    foundation: FoundationConfig = FoundationConfig()
+    backbone: BackboneConfig = BackboneConfig()
+    lora: LoraConfig = LoraConfig()
+    decoder: DecoderConfig = DecoderConfig()
+    federation: FederationConfig = FederationConfig()
+
+
+def preset_names() -> list[str]:
+    """Return the names of the shipped presets."""
+    return sorted(p.name.removesuffix(".yaml")
+                  for p in (resources.files("tapfl") / "presets").iterdir()
+                  if p.name.endswith(".yaml"))
+
+
+def preset_summaries() -> dict[str, str]:
+    """Return what each preset is for: the comment under the command that its file opens with."""
+    texts = {name: preset_text(name) for name in preset_names()}
+    return {name: text.splitlines()[1].lstrip("# ") for name, text in texts.items()}
+
+
+def preset_text(name: str) -> str:
+    """Return a preset's YAML."""
+    return (resources.files("tapfl") / "presets" / f"{name}.yaml").read_text()
+
+
+def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a preset by name or a YAML file by path; ``overrides`` are ``dotted.key=value``."""
+    name = str(source)
+    if name in preset_names():
+        text, where = preset_text(name), name
+    elif Path(name).is_file():
+        text, where = Path(name).read_text(), name
+    elif name.endswith((".yaml", ".yml")) or "/" in name:
+        raise TapflError(f"{name}: no such file")
+    else:
+        raise TapflError(f"unknown preset '{name}'" + nearest(name, preset_names()))
+    values = parse_yaml(text, where)
+    for override in overrides:
+        _override(values, override)
+    return check(Config, values, where)
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Parse a YAML mapping; ``where`` names the file in errors."""
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise TapflError(f"{where}{line}: not valid YAML "
+                         f"({getattr(error, 'problem', None) or 'syntax error'})") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise TapflError(f"{where}: expected a mapping of keys to values, "
+                         f"got {type(values).__name__}")
+    return values
+
+
+def check(model: type[T], values: dict[str, Any], where: str) -> T:
+    """Validate; the first fault becomes one line that names the file, the key and the remedy."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        key = ".".join(str(part) for part in fault["loc"])
+        if fault["type"] == "extra_forbidden":
+            hint = nearest(str(fault["loc"][-1]), _keys_at(model, fault["loc"][:-1]))
+            raise TapflError(f"{where}: unknown key '{key}'{hint}") from None
+        message = fault["msg"].removeprefix("Value error, ")
+        got = "" if isinstance(fault["input"], dict) else f", got {fault['input']!r}"
+        raise TapflError(f"{where}: {key or 'configuration'}: {message}{got}") from None
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is None or not isinstance(field.annotation, type):
+            return []
+        model = field.annotation
+    return list(model.model_fields)
+
+
+def _override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise TapflError(f"--set {override}: expected key=value, e.g. train.rounds=10")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise TapflError(f"--set {override}: the value is not valid YAML") from None
+    *sections, last = key.split(".")
+    place = values
+    for section in sections:
+        inner = place.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise TapflError(f"--set {override}: '{section}' holds no keys")
+        place = inner
+    place[last] = value

@@ -1,0 +1,1 @@
+"""The data room: who holds what, the data sets, and batches of them."""

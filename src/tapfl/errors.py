@@ -1,0 +1,20 @@
+"""The one exception that means "your input is wrong", as opposed to a fault in tapfl."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TapflError(ValueError):
+    """Bad input, told in one line: what is wrong, where, and what was expected.
+
+    The command line prints the line and exits with status 2.
+    """
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return a hint such as ``; did you mean 'flava'?`` or the list of what there is."""
+    known = sorted(choices)
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"

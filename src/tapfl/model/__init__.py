@@ -1,0 +1,1 @@
+"""The model room: frozen foundations, LoRA, the routed backbone, decoders, the network."""

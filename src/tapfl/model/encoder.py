@@ -1,0 +1,152 @@
+"""Frozen modality encoders: tokens of an image or a text, ready for the backbone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tapfl.errors import TapflError
+from tapfl.model.layer import TransformerLayer
+from tapfl.model.lora import AttentionLoRA, ConvLoRA, Routing
+
+IMAGE_SIZE = 64  # images are kept at this size and scaled to the encoder's on the device
+# The paper's normalisation, for the encoders and for the targets of image generation.
+MEAN = (0.5071, 0.4865, 0.4409)
+DEVIATION = (0.2673, 0.2564, 0.2762)
+
+
+class ImageNormalizer(nn.Module):
+    """From stored bytes to the values that models read and generators are compared with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Buffer(torch.tensor(MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.deviation = nn.Buffer(torch.tensor(DEVIATION).view(3, 1, 1) * 255, persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Return the normalised float image of a uint8 one, ``(B, 3, 64, 64)``."""
+        if image.dim() != 4 or image.shape[1] != 3:
+            raise TapflError("image: expected 3 channels, a (batch, 3, 64, 64) tensor, "
+                             f"got {tuple(image.shape)}")
+        if image.shape[2:] != (IMAGE_SIZE, IMAGE_SIZE):
+            raise TapflError(f"image: expected {IMAGE_SIZE}x{IMAGE_SIZE} pixels, "
+                             f"got {image.shape[2]}x{image.shape[3]}")
+        if image.dtype != torch.uint8:
+            raise TapflError(f"image: expected uint8 values 0..255, got {image.dtype}")
+        return (image.float() - self.mean) / self.deviation
+
+
+class ImageEmbedding(nn.Module):
+    """Patches, special tokens and positions: the same sum in ViT, DeiT, DINOv2, FLAVA and ViLT."""
+
+    def __init__(self, projection: nn.Conv2d, prefix: Tensor, positions: Tensor, size: int) -> None:
+        super().__init__()
+        self.projection = projection
+        self.prefix = nn.Parameter(prefix, requires_grad=False)
+        self.positions = nn.Parameter(positions, requires_grad=False)
+        self.size = size
+
+    def forward(self, image: Tensor, block: EncoderBlock | None, dropout: float) -> Tensor:
+        """Return the tokens of a normalised image."""
+        pixels = image.to(self.projection.weight.dtype)
+        if pixels.shape[-1] != self.size:
+            pixels = F.interpolate(pixels, size=(self.size, self.size), mode="bilinear",
+                                   align_corners=False)
+        patches = self.projection(pixels)
+        if block is not None and block.patch is not None:
+            patches = patches + block.patch(pixels, dropout)
+        patches = patches.flatten(2).transpose(1, 2)
+        prefix = self.prefix.expand(len(patches), -1, -1)
+        return torch.cat([prefix, patches], dim=1) + self.positions
+
+
+class TextEmbedding(nn.Module):
+    """The library's own word embeddings, and a constant that ViLT adds to them."""
+
+    def __init__(self, embeddings: nn.Module, offset: Tensor | None = None) -> None:
+        super().__init__()
+        self.embeddings = embeddings
+        self.offset = None if offset is None else nn.Parameter(offset, requires_grad=False)
+
+    def forward(self, ids: Tensor, block: EncoderBlock | None, dropout: float) -> Tensor:
+        """Return the tokens of a text."""
+        tokens: Tensor = self.embeddings(ids)
+        return tokens if self.offset is None else tokens + self.offset
+
+
+class EncoderBlock(nn.Module):
+    """What trains in an encoder: LoRA on its attention, or on ViLT's patches, and a projection.
+
+    The projection exists where two encoders of different origin are joined; it is new, so it
+    trains in full.
+    """
+
+    def __init__(self, encoder: Encoder, rank: int) -> None:
+        super().__init__()
+        self.layers: Any = nn.ModuleList(AttentionLoRA(encoder.width, rank) for _ in encoder.layers)
+        embedding = encoder.embedding
+        self.patch = (ConvLoRA(embedding.projection, rank)
+                      if not encoder.layers and isinstance(embedding, ImageEmbedding) else None)
+        self.projection = (nn.Linear(encoder.width, encoder.output_width)
+                           if encoder.new_projection else None)
+
+
+class Encoder(nn.Module):
+    """A frozen encoder of one modality.
+
+    ``norm`` and ``projection`` are the pre-trained ones, where the foundation has them;
+    ``new_projection`` asks for a trained one in the encoder's block, to ``output_width``.
+    """
+
+    def __init__(
+        self, embedding: ImageEmbedding | TextEmbedding, layers: Sequence[TransformerLayer],
+        width: int, output_width: int, norm: nn.Module | None = None,
+        projection: nn.Module | None = None, new_projection: bool = False,
+        source: str = "",
+    ) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.layers: Any = nn.ModuleList(layers)
+        self.norm, self.projection = norm, projection
+        self.width, self.output_width = width, output_width
+        self.new_projection = new_projection
+        self.source = source  # the library's class, for exports
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the encoder has trainable parameters: ViLT's word embeddings have none."""
+        return bool(self.layers) or isinstance(self.embedding, ImageEmbedding)
+
+    def forward(
+        self, inputs: Tensor, mask: Tensor | None = None, block: EncoderBlock | None = None,
+        dropout: float = 0.0, adapter: Callable[[int, Tensor], Tensor] | None = None,
+    ) -> Tensor:
+        """Return ``(batch, tokens, width)`` from a normalised image or token ids."""
+        x = self.embedding(inputs, block, dropout).unsqueeze(0)
+        keys = None if mask is None else mask[None, :, None, None, :]
+        for index, layer in enumerate(self.layers):
+            lora = (None if block is None
+                    else Routing([[block.layers[index]]], [x.shape[2]], dropout))
+            x = layer.attend(x, keys, lora)
+            x = layer.feed_forward(x, adapter=adapter and _at(adapter, index))
+        tokens: Tensor = x.squeeze(0)
+        for module in (self.norm, self.projection, block and block.projection):
+            if module is not None:
+                tokens = _linear(module, tokens)
+        return tokens
+
+
+def _at(adapter: Callable[[int, Tensor], Tensor], index: int) -> Callable[[Tensor], Tensor]:
+    return lambda h: adapter(index, h)
+
+
+def _linear(module: nn.Module, x: Tensor) -> Tensor:
+    """Apply a module whose parameters may be fp32 while the computation is bf16."""
+    if isinstance(module, nn.Linear) and module.weight.dtype != x.dtype:
+        return F.linear(x, module.weight.to(x.dtype), module.bias.to(x.dtype))
+    result: Tensor = module(x)
+    return result

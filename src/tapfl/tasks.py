@@ -1,0 +1,120 @@
+"""A task: what goes in, what comes out, and the loss in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tapfl.errors import TapflError, nearest
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+MODALITIES = ("image", "text")
+IMAGE_CLASSIFICATION = "image_classification"
+IMAGE_GENERATION = "image_generation"
+TEXT_CLASSIFICATION = "text_classification"
+TEXT_GENERATION = "text_generation"
+KINDS = (IMAGE_CLASSIFICATION, IMAGE_GENERATION, TEXT_CLASSIFICATION, TEXT_GENERATION)
+
+# Names end up in block names, file names and reports, so they are plain words.
+_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it can safely become part of a path."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 80:
+        raise TapflError(
+            f"{what} {name!r} is not a name: expected letters, digits, '.', '_' or '-', "
+            "starting with a letter or digit, at most 80 characters"
+        )
+    return name
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of the paper's set O: a name of its own and one of four kinds.
+
+    Experts and stage-2 stacks belong to the kind, losses and replacement to the task.
+    """
+
+    name: str
+    kind: str
+    modalities: tuple[str, ...]
+    classes: int = 0
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "task")
+        if self.name in KINDS:
+            raise TapflError(f"task '{self.name}': the name of a task kind cannot name a task")
+        if self.kind not in KINDS:
+            raise TapflError(f"task '{self.name}': unknown kind '{self.kind}'"
+                             + nearest(self.kind, KINDS))
+        for modality in self.modalities:
+            if modality not in MODALITIES:
+                raise TapflError(f"task '{self.name}': unknown modality '{modality}'"
+                                 + nearest(modality, MODALITIES))
+        if not self.modalities or len(set(self.modalities)) != len(self.modalities):
+            raise TapflError(f"task '{self.name}': expected one or two different modalities, "
+                             f"got {list(self.modalities)}")
+        # One order everywhere, whatever order the federation file has.
+        ordered = tuple(m for m in MODALITIES if m in self.modalities)
+        object.__setattr__(self, "modalities", ordered)
+        if self.is_classification and self.classes < 2:
+            raise TapflError(f"task '{self.name}': classes must be at least 2, got {self.classes}")
+        if self.kind == IMAGE_GENERATION and "image" not in self.modalities:
+            raise TapflError(f"task '{self.name}': image_generation needs the image modality")
+
+    @property
+    def is_classification(self) -> bool:
+        """Whether the output is one label of ``classes``."""
+        return self.kind in (IMAGE_CLASSIFICATION, TEXT_CLASSIFICATION)
+
+
+@dataclass
+class Batch:
+    """Samples of one task. Only the fields that the task uses are set.
+
+    ``image`` is uint8 ``(B, 3, 64, 64)``; ``text`` and ``answer`` are token ids ``(B, T)`` with a
+    boolean mask that is true on real tokens (no mask: nothing is padded); ``label`` is ``(B,)``.
+    """
+
+    image: Tensor | None = None
+    text: Tensor | None = None
+    text_mask: Tensor | None = None
+    label: Tensor | None = None
+    answer: Tensor | None = None
+    answer_mask: Tensor | None = None
+
+    def __len__(self) -> int:
+        for value in (self.image, self.text):
+            if value is not None:
+                return len(value)
+        return 0
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch on ``device``."""
+        return Batch(*(v if v is None else v.to(device, non_blocking=True)
+                       for v in (getattr(self, f.name) for f in dataclasses.fields(self))))
+
+
+def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the loss of the task's kind, the mean over samples (over real tokens for text).
+
+    ``prediction`` and ``target`` are class logits and labels, next-token logits and token ids
+    (``mask`` is true where the target is no padding), or two images.
+    """
+    import torch.nn.functional as F
+
+    prediction = prediction.float()
+    if task.is_classification:
+        return F.cross_entropy(prediction, target.long())
+    if task.kind == IMAGE_GENERATION:
+        return F.mse_loss(prediction, target.float())
+    target = target.long()
+    if mask is not None:
+        target = target.masked_fill(~mask, -100)
+    return F.cross_entropy(prediction.flatten(0, 1), target.flatten(), ignore_index=-100)

@@ -1,0 +1,84 @@
+"""Tiny models and batches, the same for every test."""
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+from tapfl.config import Config
+from tapfl.model.foundation import build_foundation
+from tapfl.model.network import build_network
+from tapfl.tasks import Batch, Task
+
+torch.set_num_threads(2)
+
+TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 64}
+FLAVA = {**TINY, "vocab_size": 120, "image_size": 32, "patch_size": 8, "multimodal_layers": 4}
+VILT = {**TINY, "num_hidden_layers": 4, "vocab_size": 120, "image_size": 64, "patch_size": 16}
+PAIR = {
+    "image": {"model_type": "vit", **TINY, "hidden_size": 16, "image_size": 32, "patch_size": 8},
+    "text": {"model_type": "bert", **TINY, "num_hidden_layers": 4, "vocab_size": 120},
+}
+TASKS = {t.name: t for t in (
+    Task("pets", "image_classification", ("image",), 5),
+    Task("plants", "image_classification", ("image",), 3),
+    Task("paint", "image_generation", ("image",)),
+    Task("news", "text_classification", ("text",), 4),
+    Task("story", "text_generation", ("text",)),
+    Task("vqa", "text_generation", ("image", "text")),
+)}
+
+
+def tiny_config(name="flava", **sections):
+    architecture = {"flava": FLAVA, "vilt": VILT, "pair": PAIR, "mini": None}[name]
+    values = {
+        "foundation": {"name": name, "weights": "random", "architecture": architecture},
+        "lora": {"encoder_rank": 2, "attention_rank": 3, "expert_rank": 2, "dropout": 0.3},
+    }
+    for key, fields in sections.items():
+        values[key] = values.get(key, {}) | fields
+    return Config.model_validate(values)
+
+
+def randomize(network, seed=0):
+    """Give every trainable parameter a value, so that nothing is hidden by a zero."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in network.blocks.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return network
+
+
+def make_batch(task, size=3, text_length=7, answer_length=6, seed=0):
+    """A batch with texts of different lengths."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ragged(length):
+        ids = torch.randint(5, 120, (size, length), generator=g)
+        mask = torch.arange(length) < torch.tensor(
+            [max(2, length - i) for i in range(size)])[:, None]
+        return ids.masked_fill(~mask, 0), mask
+
+    batch = Batch()
+    if "image" in task.modalities:
+        batch.image = torch.randint(0, 256, (size, 3, 64, 64), generator=g, dtype=torch.uint8)
+    if "text" in task.modalities:
+        batch.text, batch.text_mask = ragged(text_length)
+    if task.is_classification:
+        batch.label = torch.randint(0, task.classes, (size,), generator=g)
+    if task.kind == "text_generation":
+        batch.answer, batch.answer_mask = ragged(answer_length)
+    return batch
+
+
+@pytest.fixture(scope="session")
+def flava_base():
+    return build_foundation(tiny_config().foundation)
+
+
+@pytest.fixture
+def network(flava_base):
+    return randomize(build_network(tiny_config(), TASKS, foundation=flava_base)).eval()

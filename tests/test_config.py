@@ -1,0 +1,50 @@
+import pytest
+
+from tapfl.config import load_config, preset_names, preset_text
+from tapfl.errors import TapflError
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_open_with_the_command_that_runs_them(name):
+    load_config(name)
+    assert preset_text(name).splitlines()[0].startswith("# tapfl ")
+    assert name in preset_text(name).splitlines()[0]
+
+
+def test_overrides():
+    config = load_config("flava", ["lora.dropout=0.1", "foundation.weights=random"])
+    assert config.lora.dropout == 0.1
+    assert config.foundation.weights == "random"
+
+
+def test_the_papers_ranks():
+    flava, vilt = load_config("flava").lora, load_config("vilt").lora
+    assert (flava.encoder_rank, flava.attention_rank, flava.expert_rank) == (8, 16, 4)
+    assert (vilt.encoder_rank, vilt.attention_rank, vilt.expert_rank) == (4, 8, 4)
+    assert flava.dropout == vilt.dropout == 0.3
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("a: [", "not valid YAML"),
+    ("- a", "expected a mapping"),
+    ("lora: {encoder_rank: 0}", "lora.encoder_rank: .*greater than or equal to 1, got 0"),
+    ("lora: 3", "lora: .*got 3"),
+    ("backbone: {kind: magic}", "backbone.kind: .*'routed' or 'standard', got 'magic'"),
+    ("foundation: {name: flava, weights: {image: a, text: b}}", "is for the foundation 'pair'"),
+    ("foundation: {name: pair, weights: {image: a}}", "expected the two keys image and text"),
+    ("fundation: {}", "unknown key 'fundation'; did you mean 'foundation'"),
+])
+def test_bad_files(tmp_path, text, message):
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(TapflError, match=message) as caught:
+        load_config(path)
+    assert "x.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_python_in_yaml(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("foundation: !!python/object/apply:os.system [echo]")
+    with pytest.raises(TapflError, match="not valid YAML"):
+        load_config(path)
