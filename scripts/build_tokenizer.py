@@ -1,12 +1,15 @@
 """Build the WordPiece tokenizer that ships with tapfl: python scripts/build_tokenizer.py
 
-Every printable ASCII character is a piece, so that no text is unknown.
+Every word of the miniature world is a piece, and so is every printable ASCII character: no text is
+unknown.
 """
 
 import string
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from tapfl.data.miniature import words
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 OUT = Path(__file__).parent.parent / "src" / "tapfl" / "assets" / "tokenizer.json"
@@ -26,4 +29,4 @@ def build(words: list[str]) -> Tokenizer:
 
 
 if __name__ == "__main__":
-    build([]).save(str(OUT))
+    build(words()).save(str(OUT))

@@ -176,8 +176,10 @@ def test_bad_weight(weight, network):
 
 def test_bad_states(network, tmp_path):
     state = BlockState.extract(network.blocks, ["decoder/pets"])
-    with pytest.raises(TapflError, match="no block 'decoder/news' here"):
-        state["decoder/news"]
+    for use in (lambda: state["decoder/news"], lambda: state.replace(state, ["decoder/news"]),
+                lambda: state.load_into(network.blocks, ["decoder/news"])):
+        with pytest.raises(TapflError, match="no block 'decoder/news' here"):
+            use()
     with pytest.raises(TapflError, match="no block 'decoder/pet'; did you mean 'decoder/pets'"):
         BlockState.extract(network.blocks, ["decoder/pet"])
     alien = BlockState(dict(state), {"decoder/pets": {"0.weight": torch.Size([3])}})
@@ -187,5 +189,14 @@ def test_bad_states(network, tmp_path):
     with pytest.raises(TapflError, match=r"broken.safetensors: not a readable"):
         BlockState.load(tmp_path / "broken.safetensors")
     save_file({"../../evil:w": torch.zeros(1)}, tmp_path / "evil.safetensors")
-    with pytest.raises(TapflError, match="not a block name"):
+    with pytest.raises(TapflError, match=r"evil\.safetensors: .*not a block name"):
         BlockState.load(tmp_path / "evil.safetensors")
+
+
+def test_a_refused_contribution_does_not_count():
+    mean = BlockAverage()
+    mean.add(BlockState({"decoder/a": torch.zeros(2)}, {"decoder/a": {"w": torch.Size([2])}}), 1)
+    with pytest.raises(TapflError, match="has shape"):
+        mean.add(BlockState({"decoder/a": torch.ones(3)}, {"decoder/a": {"w": torch.Size([3])}}), 5)
+    assert mean.weights == {"decoder/a": 1}
+    assert torch.equal(mean.result()["decoder/a"], torch.zeros(2))

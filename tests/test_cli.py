@@ -29,6 +29,7 @@ def test_model_of_every_preset(preset, capsys):
     summary = json.loads(capsys.readouterr().out)
     assert {"total", "trainable", "frozen", "bytes", "blocks", "clients"} <= set(summary)
     assert summary["total"] == summary["trainable"] + summary["frozen"]
+    assert summary["bytes"] == 4 * summary["total"]
     assert summary["trainable"] == sum(summary["blocks"].values())
     for client in summary["clients"]:
         assert client["with_tap"] == client["total"] + client["trainable"]
@@ -47,6 +48,7 @@ def test_model_table(capsys):
     out = capsys.readouterr().out
     assert "decoder/text_generation" in out
     assert "310,559,996" in out
+    assert "random" not in out
 
 
 def test_counting_full_size_models_takes_no_memory():
@@ -64,6 +66,10 @@ def test_counting_full_size_models_takes_no_memory():
      "mini: unknown key 'lorra'; did you mean 'lora'?"),
     (["model", "mini", "--set", "lora.expert_rank=zero"], "mini: lora.expert_rank: "),
     (["model", "mini", "--set", "oops"], "--set oops: expected key=value"),
+    (["model", "mini", "--set", "lora.dropout=2020-13-45"], "not valid YAML"),
+    (["model", "mini", "--set", "lora.encoder_rank=99999999999999999999"], "lora.encoder_rank"),
+    (["model", "x" * 6000], "unknown preset"),
+    (["model", "mini", "--set", "foundation.weights={imag: a, text: b}"], "foundation 'pair'"),
     (["model", "mini", "--set", "foundation.name=mimi"],
      "unknown foundation 'mimi'; did you mean 'mini'?"),
     (["model", "mini", "--set", "federation.layout=flaver"], "did you mean 'flava'?"),

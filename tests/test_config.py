@@ -43,6 +43,21 @@ def test_bad_files(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("data", "message"), [
+    (b"\xff\xfe\x00", "not a readable UTF-8 text file"),
+    (b"lora: {dropout: 0.1, dropout: 0.2}", "the key 'dropout' is there twice"),
+    (b"[" * 3000, "not valid YAML"),
+    (b"lora: {dropout: 2020-13-45}", "not valid YAML"),
+    (b'"a\\nb": 1', "unknown key 'a b'"),
+])
+def test_bad_bytes(tmp_path, data, message):
+    (tmp_path / "x.yaml").write_bytes(data)
+    with pytest.raises(TapflError, match=message) as caught:
+        load_config(tmp_path / "x.yaml")
+    assert "x.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_no_python_in_yaml(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("foundation: !!python/object/apply:os.system [echo]")

@@ -14,6 +14,8 @@ from tests.conftest import TASKS, make_batch
     (("a", "text_classification", (), 3), "one or two different modalities"),
     (("a", "text_classification", ("text", "text"), 3), "one or two different modalities"),
     (("a", "text_classification", ("text",), 1), "classes must be at least 2"),
+    (("a", "text_generation", ("text",), 5), "classes are for classification"),
+    (("a.b", "text_generation", ("text",)), "not a name"),
     (("a", "image_generation", ("text",)), "needs the image modality"),
     (("text_generation", "text_generation", ("text",)), "cannot name a task"),
 ])

@@ -19,12 +19,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tapfl.errors import TapflError, nearest
-from tapfl.tasks import MODALITIES, Task
+from tapfl.tasks import MODALITIES, NAME, Task
 
 SHARED = "shared"
 STANDARD_BACKBONE = "backbone"
 
-_WORD = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
+_WORD = NAME.pattern
 _BLOCK = re.compile(
     rf"encoder/{_WORD}|decoder/{_WORD}|{STANDARD_BACKBONE}|adapter(/{_WORD})+"
     rf"|(mote|mome)/{_WORD}/(attention|expert/{_WORD})"
@@ -33,7 +33,7 @@ _BLOCK = re.compile(
 
 def check_block(name: str) -> str:
     """Return ``name`` if it is a well-formed block name."""
-    if not isinstance(name, str) or not _BLOCK.fullmatch(name) or ".." in name:
+    if not isinstance(name, str) or not _BLOCK.fullmatch(name):
         raise TapflError(f"{name!r} is not a block name: expected for example 'encoder/image', "
                          "'mote/image/expert/shared' or 'decoder/agnews'")
     return name
@@ -62,6 +62,26 @@ def paths(modality: str, kind: str) -> tuple[Route, Route, Route, Route]:
     )
 
 
+def attention_block(stage: str, stack: str) -> str:
+    """Return the name of a stack's attention; ``stage`` is ``mote`` or ``mome``."""
+    return f"{stage}/{stack}/attention"
+
+
+def expert_block(stage: str, route: Route) -> str:
+    """Return the name of the expert that a path takes in a stage."""
+    if stage == "mote":
+        return f"mote/{route.mote_stack}/expert/{route.mote_expert}"
+    return f"mome/{route.mome_stack}/expert/{route.mome_expert}"
+
+
+def decoder_block(task: Task) -> str:
+    """Return the name of a task's decoder.
+
+    A label set belongs to its task; a generator is shared by the tasks of its kind.
+    """
+    return f"decoder/{task.name if task.is_classification else task.kind}"
+
+
 @dataclass(frozen=True)
 class Ownership:
     """Which blocks a task uses and a client owns, for one server model.
@@ -88,13 +108,12 @@ class Ownership:
             names.append(STANDARD_BACKBONE)
         else:
             for modality in task.modalities:
-                for path in paths(modality, task.kind):
-                    names += [f"mote/{path.mote_stack}/attention",
-                              f"mote/{path.mote_stack}/expert/{path.mote_expert}",
-                              f"mome/{path.mome_stack}/attention",
-                              f"mome/{path.mome_stack}/expert/{path.mome_expert}"]
-        # A label set belongs to its task; a generator is shared by the tasks of its kind.
-        names.append(f"decoder/{task.name if task.is_classification else task.kind}")
+                for route in paths(modality, task.kind):
+                    names += [attention_block("mote", route.mote_stack),
+                              expert_block("mote", route),
+                              attention_block("mome", route.mome_stack),
+                              expert_block("mome", route)]
+        names.append(decoder_block(task))
         return tuple(dict.fromkeys(names))
 
     def blocks_of(self, modalities: Iterable[str] | None, tasks: Iterable[str]) -> tuple[str, ...]:
@@ -154,6 +173,13 @@ class BlockState(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return name in self._flat
 
+    __eq__ = object.__eq__  # comparing tensors element by element is not what a mapping means
+    __hash__ = object.__hash__
+
+    def _shapes_of(self, name: str) -> Shapes:
+        self[name]  # an unknown name ends here, in one clear line
+        return self.shapes[name]
+
     @classmethod
     @torch.no_grad()
     def extract(cls, blocks: nn.ModuleDict, names: Iterable[str] | None = None) -> BlockState:
@@ -172,7 +198,7 @@ class BlockState(Mapping[str, Tensor]):
         for name in self if names is None else names:
             parameters = _parameters(blocks, name)
             shapes = {key: p.shape for key, p in parameters.items()}
-            if shapes != self.shapes[name]:
+            if shapes != self._shapes_of(name):
                 raise TapflError(_misfit(name, self.shapes[name], shapes))
             pieces = torch.split(self[name], [p.numel() for p in parameters.values()])
             torch._foreach_copy_(
@@ -195,13 +221,13 @@ class BlockState(Mapping[str, Tensor]):
     def replace(self, source: BlockState, names: Iterable[str]) -> None:
         """Overwrite the named blocks with ``source``'s values, in place."""
         for name in names:
-            if self.shapes[name] != source.shapes[name]:
+            if self._shapes_of(name) != source._shapes_of(name):
                 raise TapflError(_misfit(name, source.shapes[name], self.shapes[name]))
             self[name].copy_(source[name])
 
     def parameters(self, name: str) -> dict[str, Tensor]:
         """Return views of a block's parameters, by name."""
-        pieces = torch.split(self[name], [s.numel() for s in self.shapes[name].values()])
+        pieces = torch.split(self[name], [s.numel() for s in self._shapes_of(name).values()])
         return {key: piece.view(shape)
                 for (key, shape), piece in zip(self.shapes[name].items(), pieces, strict=True)}
 
@@ -230,10 +256,12 @@ class BlockState(Mapping[str, Tensor]):
                 for full in file.keys():  # noqa: SIM118 (not a mapping)
                     name, separator, key = full.partition(":")
                     if not separator:
-                        raise TapflError(f"{path}: tensor '{full}' is no 'block:parameter'")
+                        raise TapflError(f"tensor '{full}' is no 'block:parameter'")
                     found.setdefault(check_block(name), {})[key] = file.get_tensor(full)
         except (OSError, SafetensorError) as error:
             raise TapflError(f"{path}: not a readable safetensors file ({error})") from None
+        except TapflError as error:
+            raise TapflError(f"{path}: {error}") from None
         ordered = {name: dict(sorted(tensors.items())) for name, tensors in found.items()}
         return cls({name: torch.cat([t.reshape(-1) for t in tensors.values()])
                     for name, tensors in ordered.items()},
@@ -259,12 +287,12 @@ class BlockAverage:
         if not 0 < weight < float("inf"):
             raise TapflError(f"a weight must be positive and finite, got {weight}")
         for name, value in state.items():
+            if name in self._mean and self._shapes[name] != state.shapes[name]:
+                raise TapflError(_misfit(name, state.shapes[name], self._shapes[name]))
             total = self.weights[name] = self.weights.get(name, 0.0) + weight
             if name not in self._mean:
                 self._mean[name] = value.clone()
                 self._shapes[name] = state.shapes[name]
-            elif self._shapes[name] != state.shapes[name]:
-                raise TapflError(_misfit(name, state.shapes[name], self._shapes[name]))
             else:
                 self._mean[name].lerp_(value, weight / total)
 

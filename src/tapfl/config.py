@@ -31,7 +31,7 @@ class FoundationConfig(Section):
     """
 
     name: str = "mini"
-    weights: str | dict[Literal["image", "text"], str] = "random"
+    weights: str | dict[str, str] = "random"
     architecture: dict[str, Any] | None = None
     image_size: int | None = Field(None, ge=8, le=2048)
 
@@ -41,7 +41,11 @@ class FoundationConfig(Section):
             if self.name != "pair":
                 raise ValueError("a mapping of weights is for the foundation 'pair'")
             if set(self.weights) != {"image", "text"}:
-                raise ValueError("weights of a pair: expected the two keys image and text")
+                raise ValueError("weights of a pair: expected the two keys image and text, "
+                                 f"got {sorted(self.weights)}")
+        if self.architecture and (self.name == "mini" or self.weights != "random"):
+            raise ValueError("an architecture is for random weights; other weights, and the mini "
+                             "foundation, bring their own")
         if self.name == "pair":
             for key in self.architecture or {}:
                 if key not in ("image", "text"):
@@ -62,31 +66,33 @@ class FoundationConfig(Section):
                 raise TapflError("foundation.weights: a pair takes {image: ..., text: ...} or "
                                  f"'random', got '{self.weights}'")
             return self.weights
-        return self.weights[modality]  # type: ignore[index]
+        return self.weights[modality]
 
     def part_architecture(self, modality: str) -> dict[str, Any]:
         """Return the configuration fields of one encoder of a pair."""
-        return dict((self.architecture or {}).get(modality, {}))
+        fields = (self.architecture or {}).get(modality, {})
+        if not isinstance(fields, dict):
+            raise TapflError(f"foundation.architecture.{modality}: expected fields, got {fields!r}")
+        return fields
 
-    @property
-    def text_weights(self) -> str:
-        """Where the tokenizer belongs to."""
-        return self.part_weights("text") if self.name == "pair" else self.single_weights
+    def weights_of(self, modality: str) -> str:
+        """Return where the weights of a modality's encoder come from."""
+        return self.part_weights(modality) if self.name == "pair" else self.single_weights
 
 
 class BackboneConfig(Section):
     """``routed`` (MoTE and MoME) or ``standard`` (no routing); layers in each of two stages."""
 
     kind: Literal["routed", "standard"] = "routed"
-    layers_per_stage: int = Field(1, ge=1)
+    layers_per_stage: int = Field(1, ge=1, le=1000)
 
 
 class LoraConfig(Section):
     """Ranks on the encoders' attention, the backbone's attention and the experts."""
 
-    encoder_rank: int = Field(8, ge=1)
-    attention_rank: int = Field(16, ge=1)
-    expert_rank: int = Field(4, ge=1)
+    encoder_rank: int = Field(8, ge=1, le=4096)
+    attention_rank: int = Field(16, ge=1, le=4096)
+    expert_rank: int = Field(4, ge=1, le=4096)
     dropout: float = Field(0.3, ge=0, lt=1)
 
 
@@ -101,7 +107,7 @@ class FederationConfig(Section):
 
     layout: str = "flava"
     file: str | None = None
-    groups: int = Field(3, ge=1)
+    groups: int = Field(3, ge=1, le=1_000_000)
 
 
 class Config(Section):
@@ -137,8 +143,8 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     name = str(source)
     if name in preset_names():
         text, where = preset_text(name), name
-    elif Path(name).is_file():
-        text, where = Path(name).read_text(), name
+    elif is_file(name):
+        text, where = read_text(name), name
     elif name.endswith((".yaml", ".yml")) or "/" in name:
         raise TapflError(f"{name}: no such file")
     else:
@@ -149,15 +155,51 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     return check(Config, values, where)
 
 
-def parse_yaml(text: str, where: str) -> dict[str, Any]:
-    """Parse a YAML mapping; ``where`` names the file in errors."""
+def is_file(path: str) -> bool:
+    """Return whether there is such a file; a name that cannot be one is none."""
     try:
-        values = yaml.safe_load(text)
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: str | Path) -> str:
+    """Read a text file."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TapflError(f"{path}: not a readable UTF-8 text file ({error})") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and no key twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if str(key) in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is there twice", key_node.start_mark)
+            seen.add(str(key))
+        return super().construct_mapping(node, deep)
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise TapflError(f"{where}{line}: not valid YAML "
                          f"({getattr(error, 'problem', None) or 'syntax error'})") from None
+    except (ValueError, RecursionError) as error:
+        raise TapflError(f"{where}: not valid YAML ({error})") from None
+
+
+def parse_yaml(text: str, where: str) -> dict[str, Any]:
+    """Parse a YAML mapping; ``where`` names the file in errors."""
+    values = _yaml(text, where)
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -172,7 +214,7 @@ def check(model: type[T], values: dict[str, Any], where: str) -> T:
         return model.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
-        key = ".".join(str(part) for part in fault["loc"])
+        key = ".".join(str(part) for part in fault["loc"]).replace("\n", " ")
         if fault["type"] == "extra_forbidden":
             hint = nearest(str(fault["loc"][-1]), _keys_at(model, fault["loc"][:-1]))
             raise TapflError(f"{where}: unknown key '{key}'{hint}") from None
@@ -194,10 +236,7 @@ def _override(values: dict[str, Any], override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise TapflError(f"--set {override}: expected key=value, e.g. train.rounds=10")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise TapflError(f"--set {override}: the value is not valid YAML") from None
+    value = _yaml(text, f"--set {override}")
     *sections, last = key.split(".")
     place = values
     for section in sections:

@@ -21,14 +21,14 @@ TEXT_GENERATION = "text_generation"
 KINDS = (IMAGE_CLASSIFICATION, IMAGE_GENERATION, TEXT_CLASSIFICATION, TEXT_GENERATION)
 
 # Names end up in block names, file names and reports, so they are plain words.
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9_-])?")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 def check_name(name: str, what: str) -> str:
     """Return ``name`` if it can safely become part of a path."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > 80:
+    if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > 80:
         raise TapflError(
-            f"{what} {name!r} is not a name: expected letters, digits, '.', '_' or '-', "
+            f"{what} {name!r} is not a name: expected letters, digits, '_' or '-', "
             "starting with a letter or digit, at most 80 characters"
         )
     return name
@@ -65,6 +65,9 @@ class Task:
         object.__setattr__(self, "modalities", ordered)
         if self.is_classification and self.classes < 2:
             raise TapflError(f"task '{self.name}': classes must be at least 2, got {self.classes}")
+        if not self.is_classification and self.classes:
+            raise TapflError(f"task '{self.name}': classes are for classification, "
+                             f"this is {self.kind}")
         if self.kind == IMAGE_GENERATION and "image" not in self.modalities:
             raise TapflError(f"task '{self.name}': image_generation needs the image modality")
 

@@ -33,6 +33,8 @@ GOOD_TASK = "tasks: {t: {kind: text_generation, modalities: [text]}}\n"
      "add up to 7/6"),
     (GOOD_TASK + "clients: [{name: ../a, tasks: {t: 1}}]", "not a name"),
     (GOOD_TASK + "clients: [{name: a, tasks: {t: 1/0}}]", "expected a share"),
+    (GOOD_TASK + "clients: [{name: a, tasks: {t: 1e-99999999}}]", "expected a share"),
+    (GOOD_TASK + "clients: [{name: a.b, tasks: {t: 1}}]", "not a name"),
     (GOOD_TASK + "clients: [{name: a, tasks: {t: 2}}]", "at most 1"),
     (GOOD_TASK + "clients: []", "clients: "),
     ("tasks: {t: {kind: singing, modalities: [text]}}\nclients: [{name: a, tasks: {t: 1}}]",

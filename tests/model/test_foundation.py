@@ -5,8 +5,9 @@ from safetensors.torch import load_file, save_file
 
 from tapfl.config import Config, FoundationConfig, load_config
 from tapfl.errors import TapflError
-from tapfl.model.foundation import _flava_config, build_foundation, load_tokenizer
+from tapfl.model.foundation import build_foundation, load_tokenizer
 from tapfl.model.network import build_network
+from tapfl.model.weights import flava_fields
 from tests.conftest import FLAVA, PAIR, TASKS, TINY, VILT, make_batch, tiny_config
 
 
@@ -15,7 +16,7 @@ def saved(tmp_path_factory):
     """Checkpoints as the library writes them: FLAVA, ViLT, and the two halves of a pair."""
     root = tmp_path_factory.mktemp("weights")
     torch.manual_seed(5)
-    hf.FlavaModel(hf.FlavaConfig(**_flava_config(**FLAVA))).save_pretrained(root / "flava")
+    hf.FlavaModel(hf.FlavaConfig(**flava_fields(FLAVA))).save_pretrained(root / "flava")
     hf.ViltModel(hf.ViltConfig(**VILT)).save_pretrained(root / "vilt")
     for modality in ("image", "text"):
         fields = dict(PAIR[modality])
@@ -112,22 +113,84 @@ def test_no_such_weights():
 
 def test_broken_config_json(tmp_path):
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(TapflError, match="cannot read config"):
+    with pytest.raises(TapflError, match=r"cannot read config\.json"):
         build_foundation(FoundationConfig(name="flava", weights=str(tmp_path)))
 
 
 @pytest.mark.parametrize(("config", "message"), [
     ({"name": "flavour", "weights": "random"}, "did you mean 'flava'"),
     ({"name": "pair", "weights": "somewhere"}, r"a pair takes \{image: ..., text: ...\}"),
-    ({"name": "pair", "architecture": {"text": {"model_type": "nonsense"}}}, "no configuration"),
+    ({"name": "pair", "architecture": {"text": {"model_type": "nonsense"}}}, "no such conf"),
     ({"name": "pair", "architecture": {"text": {"model_type": "gpt2", "n_layer": 2,
                                                 "n_embd": 32, "n_head": 2}}}, "BERT-like"),
-    ({"name": "pair", "architecture": {"text": {"model_type": "electra", **TINY}}}, "factorised"),
+    ({"name": "pair", "architecture": {"text": {"model_type": "electra", **TINY}}}, "BERT-like"),
+    ({"name": "pair", "architecture": {"text": {"model_type": "roformer", **TINY,
+                                                "num_hidden_layers": 4}}}, "is not computed as"),
+    ({"name": "pair", "architecture": {"text": {"model_type": "vit", **TINY}}}, "BERT-like"),
+    ({"name": "pair", "architecture": {"image": {"model_type": "bert", **TINY}}}, "ViT-like"),
+    ({"name": "pair", "architecture": {"image": 3}}, "expected fields, got 3"),
+    ({"name": "flava", "architecture": {"bogus": 1}}, "unknown field 'bogus'"),
+    ({"name": "flava", "architecture": {"hidden_size": 7}}, "foundation.architecture: "),
+    ({"name": "vilt", "architecture": {"hidden_size": "abc"}}, "foundation.architecture: "),
+    ({"name": "flava", "architecture": {"hidden_act": "nope"}}, "foundation.architecture: "),
     ({"name": "pair", "architecture": PAIR, "image_size": 30}, "no multiple of the patch size 8"),
 ])
 def test_bad_foundation(config, message):
     with pytest.raises(TapflError, match=message):
         build_foundation(FoundationConfig.model_validate(config))
+
+
+def test_weights_of_another_model(saved):
+    with pytest.raises(TapflError, match="describes a vilt model, expected flava"):
+        build_foundation(FoundationConfig(name="flava", weights=str(saved / "vilt")))
+    with pytest.raises(TapflError, match="describes a bert model, expected vilt"):
+        build_foundation(FoundationConfig(name="vilt", weights=str(saved / "text")), device="meta")
+
+
+def test_an_architecture_is_for_random_weights(saved):
+    with pytest.raises(ValueError, match="an architecture is for random weights"):
+        FoundationConfig(name="flava", weights=str(saved / "flava"), architecture=FLAVA)
+
+
+def test_an_index_that_points_to_other_formats(saved, tmp_path):
+    config = _damaged(saved, tmp_path, lambda t: None)
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"multimodal_model.cls_token": "evil.bin"}}')
+    with pytest.raises(TapflError, match=r"'evil\.bin' is no safetensors file"):
+        build_foundation(config)
+
+
+def test_code_that_comes_with_weights_is_not_run(tmp_path):
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}')
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: pass\n")
+    weights = {"image": str(tmp_path), "text": str(tmp_path)}
+    with pytest.raises(TapflError, match=r"cannot read config\.json"):
+        build_foundation(FoundationConfig(name="pair", weights=weights))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_weights_that_are_not_finite(saved, tmp_path):
+    name = "text_model.embeddings.LayerNorm.weight"
+    config = _damaged(saved, tmp_path, lambda t: t[name].fill_(float("nan")))
+    with pytest.raises(TapflError, match=f"'{name}' holds values that are not finite"):
+        build_foundation(config)
+
+
+def test_misshapen_tensor_of_an_encoder_nobody_asked_for(saved, tmp_path):
+    name = "image_model.embeddings.cls_token"
+    config = _damaged(saved, tmp_path, lambda t: t.update({name: torch.zeros(1, 1, 3)}))
+    build_foundation(config, ["text"])
+
+
+def test_unknown_modality():
+    with pytest.raises(TapflError, match="unknown modality 'imgae'; did you mean 'image'"):
+        build_foundation(tiny_config().foundation, ["imgae"])
+
+
+def test_building_leaves_the_gpus_generators_alone(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded"))
+    build_network(tiny_config(), TASKS, ["news"])
 
 
 @pytest.mark.parametrize("name", ["flava", "vilt", "pair"])

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from tapfl.blocks import BlockState, paths
+from tapfl.blocks import BlockState, decoder_block, paths
 from tapfl.errors import TapflError
-from tapfl.model.backbone import RoutedBackbone, Tokens, masked_mean
+from tapfl.model.backbone import RoutedBackbone, StandardBackbone, Tokens, masked_mean
 from tapfl.model.foundation import build_foundation
 from tapfl.model.network import build_network
 from tapfl.tasks import Batch
@@ -89,7 +89,8 @@ def test_a_client_builds_only_the_encoders_it_owns():
 def test_networks_share_one_foundation(flava_base):
     a = build_network(tiny_config(), TASKS, ["news"], foundation=flava_base)
     b = build_network(tiny_config(), TASKS, ["news"], foundation=flava_base, seed=1)
-    assert a.foundation is b.foundation
+    frozen = {p.data_ptr() for p in a.parameters() if not p.requires_grad}
+    assert frozen == {p.data_ptr() for p in b.parameters() if not p.requires_grad}
     assert not torch.equal(a.blocks["decoder/news"][0].weight, b.blocks["decoder/news"][0].weight)
 
 
@@ -229,7 +230,17 @@ def test_generate_stops_at_the_end_token(network):
     written = network.generate("story", batch, start=2, end=end, pad=0, max_new_tokens=8)
     row = written[0].tolist()
     assert row == [end] + [0] * (len(row) - 1)
-    assert not network.blocks["decoder/text_generation"].training
+
+
+def test_generate_is_greedy_in_training_too(network):
+    batch = make_batch(TASKS["story"])
+    expected = network.generate("story", batch, start=2, end=-1, pad=0, max_new_tokens=9)
+    network.train()
+    for _ in range(3):
+        written = network.generate("story", batch, start=2, end=-1, pad=0, max_new_tokens=9)
+        assert torch.equal(written, expected)
+    with pytest.raises(TapflError, match="at least 1"):
+        network.generate("story", batch, start=2, end=3, pad=0, max_new_tokens=0)
 
 
 def test_generation_stays_within_the_position_table(network):
@@ -273,12 +284,50 @@ def test_adapters_act_after_every_feed_forward_network(any_network):
     any_network.adapter = adapter
     after = any_network("vqa", batch).prediction
     any_network.adapter = None
-    encoders = {(f"encoder/{m}", i) for m, e in any_network.foundation.encoders.items()
-                for i in range(len(e.layers))}
-    stages = {(p, i) for p, i in seen if not p.startswith("encoder/")}
-    assert set(seen) == encoders | stages
-    assert len(stages) == len(any_network.foundation.layers)
+    depth = any_network.config.backbone.layers_per_stage
+    places = {("mote", depth), ("mome", depth)}
+    if any_network.config.backbone.kind == "standard":
+        places = {("backbone", 2 * depth)}
+    places |= {(f"encoder/{m}", len(e.layers)) for m, e in any_network.foundation.encoders.items()}
+    assert sorted(seen) == sorted((p, i) for p, count in places for i in range(count))
     assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("name", ["pets", "news", "paint"])
+def test_heads_read_the_normalised_mean_of_real_tokens(any_network, name):
+    """The whole way after the backbone, by hand: final norm, mean over real tokens, head."""
+    task, batch = TASKS[name], make_batch(TASKS[name])
+    backbone = RoutedBackbone if any_network.config.backbone.kind == "routed" else StandardBackbone
+    parts = {m: any_network._modality(task, m, batch, 0.0) for m in task.modalities}
+    tokens = Tokens.join(parts, {m: batch.text_mask if m == "text" else None for m in parts})
+    values, _ = backbone(list(any_network.foundation.layers), any_network.blocks, 0.0, None)(
+        tokens, task.kind)
+    norm = any_network.foundation.norm
+    if norm is not None:
+        values = nn.functional.layer_norm(values, (32,), norm.weight, norm.bias, norm.eps)
+    real = tokens.mask if tokens.mask is not None else torch.ones(values.shape[:2])
+    pooled = torch.stack([v[m.bool()].mean(0) for v, m in zip(values, real, strict=True)])
+    expected = any_network.blocks[decoder_block(task)](pooled)
+    torch.testing.assert_close(any_network(name, batch).prediction, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_dropout_acts_on_every_lora(flava_base):
+    """Each LoRA alone, with the others at zero, makes two training passes differ."""
+    network = build_network(tiny_config(), TASKS, foundation=flava_base)
+    batch = make_batch(TASKS["pets"])
+    for name in network.ownership.blocks_of_task("pets"):
+        if name.startswith("decoder"):
+            continue
+        for key, parameter in network.blocks[name].named_parameters():
+            if not key.endswith(".b"):
+                continue
+            with torch.no_grad():
+                parameter.fill_(0.3)
+            network.train()
+            a, b = (network.encode(TASKS["pets"], batch)[0].values for _ in range(2))
+            assert not torch.equal(a, b), (name, key)
+            with torch.no_grad():
+                parameter.zero_()
 
 
 def test_masked_mean():
@@ -297,9 +346,14 @@ def _bad(**fields):
     ("pets", _bad(image=torch.zeros(3, 1, 64, 64, dtype=torch.uint8)), "expected 3 channels"),
     ("pets", _bad(image=torch.zeros(3, 3, 32, 32, dtype=torch.uint8)), "expected 64x64 pixels"),
     ("pets", _bad(image=torch.zeros(3, 3, 64, 64)), "expected uint8"),
-    ("news", _bad(text=torch.zeros(3, 300, dtype=torch.long)),
+    ("news", _bad(text=torch.zeros(3, 300, dtype=torch.long), text_mask=None),
      "text of 300 tokens is longer than the 256 that flava allows"),
-    ("story", _bad(answer=torch.zeros(3, 300, dtype=torch.long)), "answer of 300 tokens"),
+    ("story", _bad(answer=torch.zeros(3, 300, dtype=torch.long), answer_mask=None),
+     "answer of 300 tokens"),
+    ("story", _bad(answer=torch.zeros(3, 1, dtype=torch.long), answer_mask=None), "answer: exp"),
+    ("news", _bad(text=torch.zeros(3, dtype=torch.long), text_mask=None), "text: expected token"),
+    ("news", _bad(text_mask=torch.ones(3, 7, dtype=torch.long)), "text_mask: expected booleans"),
+    ("news", _bad(text_mask=torch.ones(3, 4, dtype=torch.bool)), "text_mask: expected booleans"),
 ])
 def test_bad_batches(network, task, change, message):
     batch = make_batch(TASKS.get(task, TASKS["vqa"]))

@@ -4,9 +4,10 @@ import torch
 import transformers as hf
 
 from tapfl.errors import TapflError
-from tapfl.model.foundation import RANDOM_SEED, _flava_config
+from tapfl.model.foundation import RANDOM_SEED
 from tapfl.model.network import build_network
 from tapfl.model.peft import export_encoder_lora
+from tapfl.model.weights import flava_fields
 from tests.conftest import FLAVA, PAIR, TASKS, VILT, randomize, tiny_config
 
 
@@ -19,7 +20,7 @@ def _library_model(build):
 def test_flava_lora_loads_with_peft(tmp_path, modality):
     network = randomize(build_network(tiny_config(), TASKS)).eval()
     export_encoder_lora(network, modality, tmp_path)
-    flava = _library_model(lambda: hf.FlavaModel(hf.FlavaConfig(**_flava_config(**FLAVA))))
+    flava = _library_model(lambda: hf.FlavaModel(hf.FlavaConfig(**flava_fields(FLAVA))))
     encoder = getattr(flava, f"{modality}_model")
     inputs = (torch.randn(2, 3, 32, 32) if modality == "image"
               else torch.randint(5, 120, (2, 6)))

@@ -6,7 +6,8 @@ import transformers as hf
 
 from tapfl.config import Config
 from tapfl.model.encoder import EncoderBlock
-from tapfl.model.foundation import RANDOM_SEED, _flava_config, build_foundation
+from tapfl.model.foundation import RANDOM_SEED, build_foundation
+from tapfl.model.weights import flava_fields
 from tests.conftest import FLAVA, PAIR, TINY, VILT, tiny_config
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -29,7 +30,7 @@ def _close_on_real_tokens(ours, theirs, mask):
 
 @pytest.fixture(scope="module")
 def flava():
-    return _seeded(lambda: hf.FlavaModel(hf.FlavaConfig(**_flava_config(**FLAVA))))
+    return _seeded(lambda: hf.FlavaModel(hf.FlavaConfig(**flava_fields(FLAVA))))
 
 
 @pytest.mark.parametrize("lora", [False, True])

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from importlib import resources
-from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from tapfl.config import FederationConfig, Section, check, parse_yaml
+from tapfl.config import FederationConfig, Section, check, is_file, parse_yaml, read_text
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import Task, check_name
 
 
 def _fraction(value: object) -> Fraction:
-    try:
-        share = Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
-        raise ValueError("expected a share such as 1, 0.5 or 1/3") from None
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", str(value)):
+        raise ValueError("expected a share such as 1, 0.5 or 1/3")
+    share = Fraction(str(value))
     if not 0 < share <= 1:
         raise ValueError("a share lies above 0 and is at most 1")
     return share
@@ -32,7 +31,7 @@ class TaskEntry(Section):
 
     kind: str
     modalities: list[str]
-    classes: int = 0
+    classes: int = Field(0, ge=0, le=1_000_000)
 
 
 class ClientEntry(Section):
@@ -63,10 +62,9 @@ def layout_names() -> list[str]:
 def load_federation(config: FederationConfig) -> FederationFile:
     """Read the layout or the file that the configuration names, and check that it adds up."""
     if config.file is not None:
-        path = Path(config.file)
-        if not path.is_file():
+        if not is_file(config.file):
             raise TapflError(f"federation.file: no such file: {config.file}")
-        text, where = path.read_text(), config.file
+        text, where = read_text(config.file), config.file
     elif config.layout in layout_names():
         where = f"layouts/{config.layout}.yaml"
         text = (resources.files("tapfl") / "presets" / where).read_text()

@@ -6,6 +6,7 @@ All paths share the frozen layers, so they run as one batch of streams.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapfl.blocks import STANDARD_BACKBONE, Route, paths
+from tapfl.blocks import STANDARD_BACKBONE, Route, attention_block, expert_block, paths
 from tapfl.model.layer import TransformerLayer
 from tapfl.model.lora import AttentionLoRA, ExpertLoRA, Routing
 
@@ -153,16 +154,15 @@ class RoutedBackbone:
 
     def _attend(self, x: Tensor, stage: str, depth: int, layer: TransformerLayer,
                 mask: Tensor | None, tokens: Tokens, stacks: Mapping[str, list[str]]) -> Tensor:
-        names = {m: [f"{stage}/{s}/attention" for s in each] for m, each in stacks.items()}
+        names = {m: [attention_block(stage, s) for s in each] for m, each in stacks.items()}
         return layer.attend(x, mask, self._routing(names, depth, tokens))
 
     def _experts(self, x: Tensor, stage: str, depth: int, layer: TransformerLayer,
                  tokens: Tokens, routes: Mapping[str, Sequence[Route]]) -> Tensor:
-        names = {m: [_expert(stage, route) for route in each] for m, each in routes.items()}
+        names = {m: [expert_block(stage, route) for route in each] for m, each in routes.items()}
         routing = self._routing(names, depth, tokens)
-        adapter = self.adapter
-        return layer.feed_forward(x, routing, routing,
-                                  adapter and (lambda h: adapter(stage, depth, h)))
+        return layer.feed_forward(
+            x, routing, routing, self.adapter and functools.partial(self.adapter, stage, depth))
 
 
 @dataclass(frozen=True)
@@ -178,25 +178,16 @@ class StandardBackbone:
         """Return the output and the state after the first half of the layers."""
         block, length = self.blocks[STANDARD_BACKBONE], [tokens.values.shape[1]]
         x = latent = tokens.values.unsqueeze(0)
-        adapter = self.adapter
         for depth, layer in enumerate(self.layers):
             x = layer.attend(x, tokens.may_attend(),
                              Routing([[block["attention"][depth]]], length, self.dropout))
             expert = Routing([[block["expert"][depth]]], length, self.dropout)
-            x = layer.feed_forward(x, expert, expert, adapter and _bind(adapter, depth))
+            x = layer.feed_forward(
+                x, expert, expert,
+                self.adapter and functools.partial(self.adapter, STANDARD_BACKBONE, depth))
             if depth == len(self.layers) // 2 - 1:
                 latent = x
         return x[0], latent[0]
-
-
-def _bind(adapter: Adapter, depth: int) -> Callable[[Tensor], Tensor]:
-    return lambda h: adapter(STANDARD_BACKBONE, depth, h)
-
-
-def _expert(stage: str, route: Route) -> str:
-    stack, expert = ((route.mote_stack, route.mote_expert) if stage == "mote"
-                     else (route.mome_stack, route.mome_expert))
-    return f"{stage}/{stack}/expert/{expert}"
 
 
 def _per_stream(private: Tensor, everything: Tensor | None, count: int) -> Tensor:

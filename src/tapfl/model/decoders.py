@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tapfl.errors import TapflError
 from tapfl.model.layer import attention
 
 
@@ -60,6 +61,9 @@ class TextHead(nn.Module):
     def __init__(self, width: int, vocabulary: int, max_length: int, *, tied: bool = True,
                  heads: int = 4, condition_heads: int = 8) -> None:
         super().__init__()
+        if width % heads or width % condition_heads:
+            raise TapflError(f"the text generator has {heads} and {condition_heads} heads: the "
+                             f"foundation's width must be a multiple of both, it is {width}")
         self.heads, self.condition_heads = heads, condition_heads
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(max_length, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,7 +107,6 @@ class Encoder(nn.Module):
         self, embedding: ImageEmbedding | TextEmbedding, layers: Sequence[TransformerLayer],
         width: int, output_width: int, norm: nn.Module | None = None,
         projection: nn.Module | None = None, new_projection: bool = False,
-        source: str = "",
     ) -> None:
         super().__init__()
         self.embedding = embedding
@@ -114,7 +114,6 @@ class Encoder(nn.Module):
         self.norm, self.projection = norm, projection
         self.width, self.output_width = width, output_width
         self.new_projection = new_projection
-        self.source = source  # the library's class, for exports
 
     @property
     def is_trained(self) -> bool:
@@ -132,16 +131,12 @@ class Encoder(nn.Module):
             lora = (None if block is None
                     else Routing([[block.layers[index]]], [x.shape[2]], dropout))
             x = layer.attend(x, keys, lora)
-            x = layer.feed_forward(x, adapter=adapter and _at(adapter, index))
+            x = layer.feed_forward(x, adapter=adapter and functools.partial(adapter, index))
         tokens: Tensor = x.squeeze(0)
         for module in (self.norm, self.projection, block and block.projection):
             if module is not None:
                 tokens = _linear(module, tokens)
         return tokens
-
-
-def _at(adapter: Callable[[int, Tensor], Tensor], index: int) -> Callable[[Tensor], Tensor]:
-    return lambda h: adapter(index, h)
 
 
 def _linear(module: nn.Module, x: Tensor) -> Tensor:

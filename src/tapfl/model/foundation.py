@@ -7,28 +7,33 @@ a local folder, or random ones from its configuration. The parts that are not us
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tapfl.config import FoundationConfig
 from tapfl.errors import TapflError, nearest
 from tapfl.model.encoder import Encoder, ImageEmbedding, TextEmbedding
 from tapfl.model.layer import TransformerLayer
+from tapfl.model.weights import Source, flava_fields, one_line, seeded
 from tapfl.tasks import MODALITIES
 
 RANDOM = "random"
+SHIPPED = "shipped"  # the mini foundation's weights, which come with the package
 RANDOM_SEED = 20250926  # a random base is the same in every process, as a downloaded one is
 
 MINI_SIZES = {
-    "hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "intermediate_size": 512,
+    "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "intermediate_size": 384,
 }
 
 
@@ -81,34 +86,27 @@ class Foundation(nn.Module):
 
 @dataclass(frozen=True)
 class _Request:
-    """What to build: the configuration, and which modalities the owner has."""
+    """What to build: the configuration, which modalities the owner has, how many layers."""
 
     config: FoundationConfig
     modalities: tuple[str, ...]
     depth: int  # backbone layers: twice layers_per_stage
-    device: str = "cpu"
-    used: list[str] = field(default_factory=list)  # where each loaded weight file came from
+    meta: bool
 
-    def load(self, model_class: Any, config: Any, weights: str, wanted: Sequence[str] = ()) -> Any:
-        """Return a library model with weights; tensors under ``wanted`` (all) must be there."""
-        self.used.append(weights)
-        if self.device == "meta":
+    def model(self, source: Source, weights: str, fields: dict[str, Any] | None,
+              wanted: Sequence[str] = ()) -> Any:
+        """Return a model of the library; tensors under ``wanted`` (all) must be there."""
+        if weights == RANDOM or (self.meta and weights == source.published):
+            config = source.configure(fields or {})
+        else:
+            config = source.read_config(weights)
+        if self.meta:
             with torch.device("meta"):
-                return _build(model_class, config)
+                return source.build(config)
         if weights == RANDOM:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(RANDOM_SEED)
-                return _build(model_class, config)
-        return _read(model_class, weights, wanted)
-
-    def configuration(self, config_class: Any, weights: str, **random: Any) -> Any:
-        """Return the library's configuration: the weights' own, or ``random``'s fields."""
-        # The published FLAVA and ViLT have their classes' defaults: counting needs no download.
-        published = weights in ("facebook/flava-full", "dandelin/vilt-b32-mlm")
-        if weights == RANDOM or (self.device == "meta" and published):
-            return config_class(**random)
-        with _one_line(weights, "config.json"):
-            return config_class.from_pretrained(weights)
+            with seeded(RANDOM_SEED):
+                return source.build(config)
+        return source.read(weights, wanted)
 
 
 def build_foundation(
@@ -119,8 +117,11 @@ def build_foundation(
     if config.name not in _BUILDERS:
         raise TapflError(f"foundation.name: unknown foundation '{config.name}'"
                          + nearest(config.name, _BUILDERS))
+    for modality in modalities:
+        if modality not in MODALITIES:
+            raise TapflError(f"unknown modality '{modality}'" + nearest(modality, MODALITIES))
     request = _Request(config, tuple(m for m in MODALITIES if m in modalities),
-                       2 * layers_per_stage, "meta" if device == "meta" else "cpu")
+                       2 * layers_per_stage, device == "meta")
     return _BUILDERS[config.name](request).to(device)
 
 
@@ -128,26 +129,24 @@ def load_tokenizer(config: FoundationConfig) -> Any:
     """Return the foundation's tokenizer: its weights' own, or the one shipped with tapfl."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    source = config.text_weights
-    if source == RANDOM or config.name == "mini":
+    source = config.weights_of("text")
+    if config.name == "mini" or source == RANDOM:
         asset = resources.files("tapfl") / "assets" / "tokenizer.json"
         return PreTrainedTokenizerFast(
             tokenizer_file=str(asset), unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
             sep_token="[SEP]", mask_token="[MASK]",
         )
-    with _one_line(source, "tokenizer files"):
-        return AutoTokenizer.from_pretrained(source)
+    with one_line(f"{source}: cannot read the tokenizer"):
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
 
 
 def _flava(request: _Request, **sizes: Any) -> Foundation:
     """FLAVA's encoders; the first layers of its multimodal encoder as backbone."""
-    from transformers import FlavaConfig, FlavaModel
-
     weights = request.config.single_weights
-    config = request.configuration(FlavaConfig, weights, **_flava_config(**sizes))
+    source = Source("FlavaModel", "flava", "facebook/flava-full", flava_fields)
     parts = [f"{m}_{part}" for m in request.modalities for part in ("model", "to_mm_projection")]
-    model = request.load(FlavaModel, config, weights, [*parts, "multimodal_model"])
-    multimodal = model.multimodal_model
+    model = request.model(source, weights, sizes, [*parts, "multimodal_model"])
+    config, multimodal = model.config, model.multimodal_model
     encoders = {}
     for modality in request.modalities:
         part = getattr(model, f"{modality}_model")
@@ -157,7 +156,7 @@ def _flava(request: _Request, **sizes: Any) -> Foundation:
         encoders[modality] = Encoder(
             embedding, _layers(part.encoder.layer, part.config, "encoder.layer"),
             part.config.hidden_size, config.multimodal_config.hidden_size,
-            projection=getattr(model, f"{modality}_to_mm_projection"), source=type(part).__name__)
+            projection=getattr(model, f"{modality}_to_mm_projection"))
     layers = _first(multimodal.encoder.layer, request.depth, "FLAVA's multimodal encoder")
     return Foundation(
         request.config.name, encoders, _layers(layers, multimodal.config, "encoder.layer"),
@@ -166,45 +165,51 @@ def _flava(request: _Request, **sizes: Any) -> Foundation:
         vocabulary=config.text_config.vocab_size, weights=weights)
 
 
-def _flava_config(vocab_size: int | None = None, image_size: int | None = None,
-                  patch_size: int | None = None, multimodal_layers: int | None = None,
-                  **common: Any) -> dict[str, Any]:
-    def given(**values: Any) -> dict[str, Any]:
-        return common | {k: v for k, v in values.items() if v is not None}
-
-    return {
-        "image_config": given(image_size=image_size, patch_size=patch_size),
-        "text_config": given(vocab_size=vocab_size),
-        "multimodal_config": given(num_hidden_layers=multimodal_layers),
-        # The image codebook belongs to FLAVA's pre-training and is never built here.
-    }
-
-
 def _mini(request: _Request) -> Foundation:
-    """FLAVA's shape at a fraction of its size."""
-    vocabulary = len(load_tokenizer(request.config))
-    return _flava(request, vocab_size=vocabulary, image_size=32, patch_size=8,
-                  multimodal_layers=6, **MINI_SIZES)
+    """FLAVA's shape at a fraction of its size, pre-trained on the miniature world."""
+    weights = request.config.single_weights
+    plain = dataclasses.replace(
+        request, config=request.config.model_copy(update={"weights": RANDOM}))
+    foundation = _flava(plain, vocab_size=len(load_tokenizer(request.config)), image_size=32,
+                        patch_size=8, multimodal_layers=4, **MINI_SIZES)
+    foundation.weights = weights
+    if weights != RANDOM and not request.meta:
+        asset = resources.files("tapfl") / "assets" / "mini.safetensors"
+        _restore(foundation, Path(str(asset)) if weights == SHIPPED else Path(weights))
+    return foundation
+
+
+def _restore(foundation: Foundation, path: Path) -> None:
+    """Load what `tapfl pretrain` wrote; the file may hold more layers or encoders than these."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise TapflError(f"{path}: not a readable safetensors file ({error}); the mini foundation "
+                         f"takes '{SHIPPED}', '{RANDOM}' or a file from 'tapfl pretrain'") from None
+    for name, value in foundation.state_dict().items():
+        if name not in tensors:
+            raise TapflError(f"{path}: tensor '{name}' is missing")
+        if tensors[name].shape != value.shape:
+            raise TapflError(f"{path}: tensor '{name}' has shape {tuple(tensors[name].shape)}, "
+                             f"expected {tuple(value.shape)}")
+        value.copy_(tensors[name])
 
 
 def _vilt(request: _Request) -> Foundation:
     """ViLT: no encoder layers at all, only embeddings in front of the backbone."""
-    from transformers import ViltConfig, ViltModel
-
     weights = request.config.single_weights
-    config = request.configuration(ViltConfig, weights, **(request.config.architecture or {}))
-    model = request.load(ViltModel, config, weights, ["embeddings", "encoder", "layernorm"])
-    embeddings = model.embeddings
+    source = Source("ViltModel", "vilt", "dandelin/vilt-b32-mlm")
+    model = request.model(source, weights, request.config.architecture,
+                          ["embeddings", "encoder", "layernorm"])
+    config, embeddings = model.config, model.embeddings
     kinds = embeddings.token_type_embeddings.weight.detach()
     encoders = {}
     if "image" in request.modalities:
         image = _image_embedding(embeddings, request.config.image_size, offset=kinds[1])
-        encoders["image"] = Encoder(image, [], config.hidden_size, config.hidden_size,
-                                    source="ViltModel")
+        encoders["image"] = Encoder(image, [], config.hidden_size, config.hidden_size)
     if "text" in request.modalities:
         text = TextEmbedding(embeddings.text_embeddings, offset=kinds[0])
-        encoders["text"] = Encoder(text, [], config.hidden_size, config.hidden_size,
-                                   source="ViltModel")
+        encoders["text"] = Encoder(text, [], config.hidden_size, config.hidden_size)
     layers = _first(model.encoder.layer, request.depth, "ViLT's encoder")
     return Foundation(
         "vilt", encoders, _layers(layers, config, "encoder.layer"), model.layernorm, head="vilt",
@@ -214,99 +219,76 @@ def _vilt(request: _Request) -> Foundation:
 
 def _pair(request: _Request) -> Foundation:
     """Any ViT-like image encoder and any BERT-like text encoder, joined at the text's width."""
-    from transformers import AutoModel
-
-    parts = {}
+    parts, used = {}, []
     # The backbone's layers come from the text encoder, also where no text is owned.
     for modality in dict.fromkeys((*request.modalities, "text")):
         weights = request.config.part_weights(modality)
-        config = request.configuration(_AutoConfig(modality), weights,
-                                       **request.config.part_architecture(modality))
-        parts[modality] = request.load(AutoModel, config, weights)
+        used.append(weights)
+        parts[modality] = request.model(Source.auto(modality), weights,
+                                        request.config.part_architecture(modality))
+    with one_line("foundation: not a pair that can be joined, expected a ViT-like image encoder "
+                  "and a BERT-like text encoder"):
+        return _join(request, parts, " + ".join(used))
+
+
+def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
     text = parts["text"]
-    if getattr(text, "embeddings_project", None) is not None:
-        raise TapflError("text encoders with factorised embeddings are not supported "
-                         f"(embedding_size {text.config.embedding_size}, "
-                         f"hidden_size {text.config.hidden_size})")
+    config = text.config
     name, stack = _stack(text)
-    layers = _layers(stack, text.config, name)
-    width = text.config.hidden_size
+    layers = _layers(stack, config, name)
+    # RoBERTa's family spends the first positions on padding.
+    reserved = getattr(text.embeddings, "padding_idx", None)
+    positions = config.max_position_embeddings - (0 if reserved is None else reserved + 1)
     encoders = {}
     if "image" in parts:
         image = parts["image"]
         image_name, image_stack = _stack(image)
         encoders["image"] = Encoder(
             _image_embedding(image.embeddings, request.config.image_size),
-            _layers(image_stack, image.config, image_name), image.config.hidden_size, width,
-            norm=image.layernorm, new_projection=True, source=type(image).__name__)
-    if "text" in request.modalities:
-        encoders["text"] = Encoder(TextEmbedding(text.embeddings), layers, width, width,
-                                   source=type(text).__name__)
+            _layers(image_stack, image.config, image_name), image.config.hidden_size,
+            config.hidden_size, norm=image.layernorm, new_projection=True)
+    encoders["text"] = Encoder(TextEmbedding(text.embeddings), layers, config.hidden_size,
+                               config.hidden_size)
+    if not request.meta:
+        for modality, encoder in encoders.items():
+            _verify(encoder, parts[modality], modality)
+    if "text" not in request.modalities:
+        del encoders["text"]
     if len(layers) < request.depth:
         raise TapflError(f"backbone.layers_per_stage: {request.depth // 2} needs {request.depth} "
                          f"layers, the text encoder has {len(layers)}")
-    positions = text.config.max_position_embeddings - 2  # RoBERTa spends two on padding
     return Foundation(
         "pair", encoders, layers[-request.depth:], None, head="flava",
-        max_text=min(256, positions), vocabulary=text.config.vocab_size,
-        weights=" + ".join(request.used))
+        max_text=min(256, positions), vocabulary=config.vocab_size, weights=weights)
+
+
+@torch.no_grad()
+def _verify(encoder: Encoder, model: Any, modality: str) -> None:
+    """Compare with the library's own forward pass: many models look alike and are not."""
+    model.eval()
+    with seeded(0):
+        if modality == "image":
+            assert isinstance(encoder.embedding, ImageEmbedding)
+            size = encoder.embedding.size
+            inputs = torch.randn(1, 3, size, size)
+            resize = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+            theirs = model(inputs, **({"interpolate_pos_encoding": True} if resize else {}))[0]
+        else:
+            # Long enough for windows and relative positions to matter.
+            length = min(40, model.config.max_position_embeddings - 4)
+            inputs = torch.randint(5, model.config.vocab_size, (1, length))
+            theirs = model(inputs)[0]
+        ours = encoder(inputs)
+    if ours.shape != theirs.shape or (ours - theirs).abs().max() > 3e-5 * max(
+            1.0, float(theirs.abs().max())):
+        raise TapflError(f"{model.config.model_type}: this {modality} encoder is not computed "
+                         "as the transformers library computes it")
 
 
 _BUILDERS: dict[str, Callable[[_Request], Foundation]] = {
     "flava": lambda request: _flava(request, **(request.config.architecture or {})),
     "vilt": _vilt, "pair": _pair, "mini": _mini,
 }
-
-
-class _AutoConfig:
-    """AutoConfig as a configuration class: random weights name their ``model_type``."""
-
-    def __init__(self, modality: str) -> None:
-        self.modality = modality
-
-    def __call__(self, **fields: Any) -> Any:
-        from transformers import AutoConfig
-
-        kind = fields.pop("model_type", "vit" if self.modality == "image" else "bert")
-        try:
-            return AutoConfig.for_model(kind, **fields)
-        except (ValueError, TypeError) as error:
-            raise TapflError(f"foundation.architecture.{self.modality}: no configuration "
-                             f"'{kind}' ({_first_line(error)})") from None
-
-    def from_pretrained(self, weights: str) -> Any:
-        from transformers import AutoConfig
-
-        return AutoConfig.from_pretrained(weights)
-
-
-def _build(model_class: Any, config: Any) -> Any:
-    # AutoModel builds from a configuration with a method, the others with a call.
-    return (model_class.from_config(config) if hasattr(model_class, "from_config")
-            else model_class(config))
-
-
-def _read(model_class: Any, weights: str, wanted: Sequence[str]) -> Any:
-    """Load safetensors weights strictly: everything ``wanted`` must be there and must fit."""
-    folder = Path(weights)
-    if folder.is_dir() and not list(folder.glob("*.safetensors")):
-        raise TapflError(f"{weights}: no .safetensors file in this weights folder (other formats "
-                         "can run code when loaded and are not read)")
-    with _one_line(weights, "safetensors weights"), _quiet():
-        model, info = model_class.from_pretrained(
-            weights, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-            dtype=torch.float32)
-    for name, found, expected in sorted(info["mismatched_keys"]):
-        raise TapflError(f"{weights}: tensor '{name}' has shape {tuple(found)}, "
-                         f"expected {tuple(expected)}")
-    # A pooler or a contrastive head may be absent: it is not used here.
-    unused = {"pooler", "mask_token"}
-    missing = sorted(k for k in info["missing_keys"] if not unused & {*k.split(".")}
-                     and (not wanted or k.split(".")[0] in wanted))
-    if missing:
-        raise TapflError(f"{weights}: tensor '{missing[0]}' is missing"
-                         + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""))
-    return model
 
 
 def _image_embedding(source: Any, size: int | None, offset: Tensor | None = None) -> ImageEmbedding:
@@ -358,32 +340,3 @@ def _first(layers: Sequence[nn.Module], depth: int, what: str) -> Sequence[nn.Mo
         raise TapflError(f"backbone.layers_per_stage: {depth // 2} needs {depth} layers, "
                          f"{what} has {len(layers)}")
     return layers[:depth]
-
-
-@contextlib.contextmanager
-def _one_line(weights: str, what: str) -> Iterator[None]:
-    """Turn whatever the library raises about unreadable weights into one clear line."""
-    try:
-        yield
-    except TapflError:
-        raise
-    except Exception as error:
-        raise TapflError(f"{weights}: cannot read {what}: expected a local folder or a hub id "
-                         f"that can be reached ({_first_line(error)})") from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:300] if lines else type(error).__name__
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the library's report on unused tensors: most of a checkpoint is unused here."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tapfl.blocks import Ownership
+from tapfl.blocks import Ownership, check_block, decoder_block
 from tapfl.config import Config
-from tapfl.errors import TapflError, nearest
+from tapfl.errors import TapflError
 from tapfl.model.backbone import (
     Adapter,
     RoutedBackbone,
@@ -24,6 +24,7 @@ from tapfl.model.backbone import (
 from tapfl.model.decoders import ImageHead, TextHead, classification_head
 from tapfl.model.encoder import EncoderBlock, ImageNormalizer
 from tapfl.model.foundation import Foundation, build_foundation
+from tapfl.model.weights import seeded
 from tapfl.tasks import IMAGE_GENERATION, MODALITIES, TEXT_GENERATION, Batch, Task, task_loss
 
 
@@ -56,19 +57,19 @@ class Network(nn.Module):
         self.foundation = foundation
         self.config = config
         self.ownership = Ownership(dict(tasks), config.backbone.kind, foundation.trained_encoders)
-        self.normalize = ImageNormalizer()
         self.adapter: Adapter | None = None
         self.blocks: Any = nn.ModuleDict()
+        # On the meta device nothing is allocated, elsewhere the CPU draws the initial values.
         meta = next(foundation.parameters()).is_meta
         with torch.device("meta" if meta else "cpu"):
+            self.normalize = ImageNormalizer()
             for name, build in self._builders().items():
                 self.add_block(name, build, seed)
 
     def add_block(self, name: str, build: Callable[[], nn.Module], seed: int = 0) -> None:
         """Add a block whose initial values depend on its name and the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
-            self.blocks[name] = build()
+        with seeded(zlib.crc32(f"{seed}:{name}".encode())):
+            self.blocks[check_block(name)] = build().to(self.normalize.mean.device)
 
     def _builders(self) -> dict[str, Callable[[], nn.Module]]:
         foundation, lora = self.foundation, self.config.lora
@@ -121,17 +122,23 @@ class Network(nn.Module):
         spec = self.ownership.task(task)
         if spec.kind != TEXT_GENERATION:
             raise TapflError(f"task '{task}' is {spec.kind}: only text_generation writes text")
-        tokens, _ = self.encode(spec, batch)
-        head = self.blocks[f"decoder/{TEXT_GENERATION}"]
+        if max_new_tokens < 1:
+            raise TapflError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        tokens, _ = self.encode(spec, batch, dropout=0.0)
+        head = self.blocks[decoder_block(spec)]
         with self._autocast(tokens.values):
             written: Tensor = head.generate(
                 tokens.values, tokens.mask, start=start, end=end, pad=pad,
                 max_new_tokens=max_new_tokens)
         return written
 
-    def encode(self, task: Task, batch: Batch) -> tuple[Tokens, Tensor]:
+    def encode(self, task: Task, batch: Batch,
+               dropout: float | None = None) -> tuple[Tokens, Tensor]:
         """Run encoders and backbone: the output tokens, and the private path after stage 1."""
-        dropout = self.config.lora.dropout if self.training else 0.0
+        if dropout is None:
+            dropout = self.config.lora.dropout if self.training else 0.0
+        _check_text(batch.text, batch.text_mask, "text")
+        _check_text(batch.answer, batch.answer_mask, "answer")
         parts, masks = {}, {}
         for modality in task.modalities:
             masks[modality] = batch.text_mask if modality == "text" else None
@@ -161,8 +168,7 @@ class Network(nn.Module):
         return tokens
 
     def _decode(self, task: Task, tokens: Tokens, batch: Batch) -> Tensor:
-        name = task.name if task.is_classification else task.kind
-        head = self.blocks[f"decoder/{name}"]
+        head = self.blocks[decoder_block(task)]
         if task.kind != TEXT_GENERATION:
             prediction: Tensor = head(tokens.pool(tokens.values))
             return prediction
@@ -180,7 +186,7 @@ class Network(nn.Module):
                               enabled=self.foundation.dtype != torch.float32)
 
     def set_compute(self, dtype: torch.dtype) -> Network:
-        """Cast the frozen base; what trains stays fp32."""
+        """Cast the frozen base, for every network that stands on it; what trains stays fp32."""
         self.foundation.to(dtype)
         return self
 
@@ -195,16 +201,22 @@ def build_network(
     frozen base that exists already.
     """
     names = list(tasks) if owned is None else list(owned)
-    for name in names:
-        if name not in tasks:
-            raise TapflError(f"unknown task '{name}'" + nearest(name, tasks))
-    chosen = {name: tasks[name] for name in names}
+    chosen = {name: Ownership(tasks).task(name) for name in names}
     if foundation is None:
         modalities = [m for m in MODALITIES if any(m in t.modalities for t in chosen.values())]
         foundation = build_foundation(config.foundation, modalities,
                                       config.backbone.layers_per_stage, device)
     network = Network(foundation, chosen, config, seed)
     return network if device == "meta" else network.to(device)
+
+
+def _check_text(ids: Tensor | None, mask: Tensor | None, what: str) -> None:
+    if ids is not None and (ids.dim() != 2 or ids.shape[1] < (2 if what == "answer" else 1)):
+        raise TapflError(f"{what}: expected token ids of shape (batch, tokens), "
+                         f"got {tuple(ids.shape)}")
+    if mask is not None and (ids is None or mask.dtype != torch.bool or mask.shape != ids.shape):
+        raise TapflError(f"{what}_mask: expected booleans in the shape of the ids, "
+                         f"got {mask.dtype} {tuple(mask.shape)}")
 
 
 def _need(task: Task, value: Tensor | None, what: str) -> Tensor:

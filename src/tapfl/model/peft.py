@@ -43,7 +43,7 @@ def export_encoder_lora(network: Network, modality: str, folder: Path | str) -> 
         "peft_type": "LORA", "task_type": None, "inference_mode": True, "bias": "none",
         "r": rank, "lora_alpha": ALPHA_PER_RANK * rank,
         "lora_dropout": network.config.lora.dropout, "target_modules": sorted(loras),
-        "base_model_name_or_path": network.foundation.weights,
+        "base_model_name_or_path": network.config.foundation.weights_of(modality),
     }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
     if block.projection is not None:

@@ -8,8 +8,7 @@ from torch import nn
 
 from tapfl.config import Config
 from tapfl.data.federation import load_federation
-from tapfl.model.foundation import Foundation, build_foundation
-from tapfl.model.network import Network
+from tapfl.model.network import build_network
 from tapfl.tasks import Task
 
 # The paper's memory table: averages over clients, without and with TAP's second copy.
@@ -39,6 +38,7 @@ def summarize(config: Config) -> dict[str, Any]:
         })
     return {
         "foundation": config.foundation.name, "weights": server["weights"],
+        "random": server["random"],
         "backbone": config.backbone.model_dump(), "total": server["total"],
         "trainable": server["trainable"], "frozen": server["frozen"],
         "bytes": 4 * server["total"], "blocks": blocks, "clients": clients,
@@ -48,14 +48,12 @@ def summarize(config: Config) -> dict[str, Any]:
 
 
 def _count(config: Config, tasks: dict[str, Task]) -> dict[str, Any]:
-    modalities = sorted({m for t in tasks.values() for m in t.modalities})
-    foundation: Foundation = build_foundation(
-        config.foundation, modalities, config.backbone.layers_per_stage, "meta")
-    network = Network(foundation, tasks, config)
+    network = build_network(config, tasks, device="meta")
     blocks = {name: parameters(block) for name, block in sorted(network.blocks.items())}
-    frozen = parameters(foundation)
+    frozen = parameters(network.foundation)
     return {"total": frozen + sum(blocks.values()), "trainable": sum(blocks.values()),
-            "frozen": frozen, "blocks": blocks, "weights": foundation.weights}
+            "frozen": frozen, "blocks": blocks, "weights": network.foundation.weights,
+            "random": network.foundation.is_random}
 
 
 def parameters(module: nn.Module) -> int:
@@ -74,9 +72,10 @@ def render(summary: dict[str, Any], preset: str) -> str:
     ]
     for name in ("total", "frozen", "trainable"):
         lines.append(f"  {name:<32}{summary[name]:>14,}{summary[name] * 4 / 1e6:>12,.1f}")
-    lines += ["", f"{'block':<48}{'parameters':>14}{'share of trainable':>20}"]
+    lines += ["", f"{'block':<48}{'parameters':>14}{'MB (fp32)':>12}{'share of trainable':>20}"]
     for name, count in summary["blocks"].items():
-        lines.append(f"  {name:<46}{count:>14,}{count / summary['trainable']:>20.1%}")
+        lines.append(f"  {name:<46}{count:>14,}{count * 4 / 1e6:>12,.3f}"
+                     f"{count / summary['trainable']:>20.1%}")
     lines += ["", f"{'client':<8}{'total':>14}{'trainable':>13}{'%':>7}{'with TAP':>14}{'%':>7}"
                   f"{'MB':>9}{'MB TAP':>9}  tasks"]
     for client in summary["clients"]:
@@ -95,7 +94,7 @@ def render(summary: dict[str, Any], preset: str) -> str:
                           paper["tap_trainable_percent"] / 100) + "  (mean client, as published)")
     lines += ["", "A process that simulates many clients holds the frozen base once; one more "
                   "client costs its trainable parameters (twice with TAP)."]
-    if "random" in summary["weights"]:
+    if summary["random"]:
         lines.append("Weights are random: results made with this model say so.")
     return "\n".join(lines)
 

@@ -1,0 +1,166 @@
+"""Models of the transformers library: configured, built at random, or read from safetensors.
+
+Only safetensors are read and no code that comes with weights is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapfl.errors import TapflError, nearest
+
+_FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
+                "max_position_embeddings": "text"}
+
+
+def flava_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Spread plain sizes over FLAVA's three configurations; ``multimodal_layers`` is its own."""
+    parts: dict[str, dict[str, Any]] = {"image": {}, "text": {}, "multimodal": {}}
+    for key, value in fields.items():
+        for part, values in parts.items():
+            if _FLAVA_PARTS.get(key, part) == part and key != "multimodal_layers":
+                values[key] = value
+    if "multimodal_layers" in fields:
+        parts["multimodal"]["num_hidden_layers"] = fields["multimodal_layers"]
+    return {f"{part}_config": values for part, values in parts.items()}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model class of the library, and the hub id whose configuration is the class's default."""
+
+    model_class: str
+    model_type: str
+    published: str = ""
+    spread: Callable[[dict[str, Any]], dict[str, Any]] = dict
+
+    @classmethod
+    def auto(cls, modality: str) -> Source:
+        """Return any model of the library; ``model_type`` is what random weights default to."""
+        return cls("AutoModel", "vit" if modality == "image" else "bert")
+
+    def configure(self, fields: dict[str, Any]) -> Any:
+        """Return a configuration with these fields."""
+        from transformers import AutoConfig
+
+        fields = dict(fields)
+        kind = fields.pop("model_type", self.model_type)
+        with one_line("foundation.architecture: no such configuration"):
+            plain = AutoConfig.for_model(kind)
+            known = set(plain.to_dict()) | set(getattr(plain, "attribute_map", {}))
+            for part in ("image_config", "text_config", "multimodal_config"):
+                known |= set(getattr(plain, part, plain).to_dict()) | {"multimodal_layers"}
+            for key in fields:
+                if key not in known:
+                    raise TapflError(f"foundation.architecture: unknown field '{key}' of {kind}"
+                                     + nearest(key, known))
+            return AutoConfig.for_model(kind, **self.spread(fields))
+
+    def read_config(self, weights: str) -> Any:
+        """Return the configuration that comes with weights, of the right kind of model."""
+        from transformers import AutoConfig
+
+        with one_line(f"{weights}: cannot read config.json, expected a local folder or a hub id "
+                      "that can be reached"):
+            config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
+        if self.model_class != "AutoModel" and config.model_type != self.model_type:
+            raise TapflError(f"{weights}: config.json describes a {config.model_type} model, "
+                             f"expected {self.model_type}")
+        return config
+
+    def build(self, config: Any) -> Any:
+        """Return a model without weights of its own."""
+        with one_line("foundation.architecture: cannot build this model"):
+            library = self._library()
+            return (library.from_config(config) if self.model_class == "AutoModel"
+                    else library(config))
+
+    def read(self, weights: str, wanted: Sequence[str]) -> Any:
+        """Load strictly: everything ``wanted`` must be there and must fit."""
+        _only_safetensors(Path(weights))
+        with one_line(f"{weights}: cannot read safetensors weights"), _quiet():
+            model, info = self._library().from_pretrained(
+                weights, use_safetensors=True, output_loading_info=True, trust_remote_code=False,
+                ignore_mismatched_sizes=True, dtype=torch.float32)
+
+        def used(key: str) -> bool:
+            # A pooler or a contrastive head may be absent: it is not used here.
+            words = key.split(".")
+            return not {"pooler", "mask_token"} & {*words} and (not wanted or words[0] in wanted)
+
+        for name, found, expected in sorted(info["mismatched_keys"]):
+            if used(name):
+                raise TapflError(f"{weights}: tensor '{name}' has shape {tuple(found)}, "
+                                 f"expected {tuple(expected)}")
+        missing = sorted(filter(used, info["missing_keys"]))
+        if missing:
+            raise TapflError(f"{weights}: tensor '{missing[0]}' is missing"
+                             + (f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""))
+        for name, value in model.state_dict().items():
+            if used(name) and value.is_floating_point() and not value.isfinite().all():
+                raise TapflError(f"{weights}: tensor '{name}' holds values that are not finite")
+        return model
+
+    def _library(self) -> Any:
+        import transformers
+
+        return getattr(transformers, self.model_class)
+
+
+def _only_safetensors(folder: Path) -> None:
+    """Refuse a folder whose weights, or whose index of weights, are anything else."""
+    if not folder.is_dir():
+        return
+    if not list(folder.glob("*.safetensors")):
+        raise TapflError(f"{folder}: no .safetensors file in this weights folder (other formats "
+                         "can run code when loaded and are not read)")
+    for index in folder.glob("*.index.json"):
+        with one_line(f"{index}: not a readable index of weights"):
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        for name in names:
+            if not str(name).endswith(".safetensors") or Path(name).name != name:
+                raise TapflError(f"{index}: '{name}' is no safetensors file in this folder")
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generator of the CPU for a while, and no other."""
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def one_line(message: str) -> Iterator[None]:
+    """Turn whatever a library raises into one line that begins with ``message``."""
+    try:
+        yield
+    except TapflError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise TapflError(f"{message} ({lines[0][:300] if lines else type(error).__name__})"
+                         ) from None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the library's report on unused tensors: most of a checkpoint is unused here."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
