@@ -103,21 +103,149 @@ class DecoderConfig(Section):
 
 
 class FederationConfig(Section):
-    """Who holds what: one of the shipped layouts, or a federation file, in so many groups."""
+    """Who holds what: one of the shipped layouts, or a federation file, in so many groups.
+
+    ``holdout`` is the share of every client's data that is kept for validation losses.
+    ``dirichlet`` skews the labels of classification data among the clients that hold them: the
+    smaller, the more skewed; without it they are drawn alike.
+    """
 
     layout: str = "flava"
     file: str | None = None
     groups: int = Field(3, ge=1, le=1_000_000)
+    holdout: float = Field(0.0, ge=0, lt=1)
+    dirichlet: float | None = Field(None, gt=0)
+
+
+class DataConfig(Section):
+    """Where samples come from; ``train`` and ``test`` are sizes of each miniature data set."""
+
+    source: Literal["miniature"] = "miniature"
+    train: int = Field(1200, ge=1)
+    test: int = Field(120, ge=1)
+    seed: int = Field(0, ge=0)
+
+
+class TrainConfig(Section):
+    """Federated training: T rounds of a sampled cohort, tau local steps with AdamW each.
+
+    The learning rate rises linearly from ``lr_initial`` to ``lr`` over ``warmup_rounds``.
+    """
+
+    rounds: int = Field(200, ge=0)
+    cohort: int = Field(2, ge=1)
+    local_steps: int = Field(20, ge=1)
+    batch_size: int = Field(128, ge=1)
+    lr_initial: float = Field(1e-4, gt=0)
+    lr: float = Field(3e-4, gt=0)
+    warmup_rounds: int = Field(20, ge=0)
+    weight_decay: float = Field(0.01, ge=0)
+    clip: float = Field(1.0, gt=0)
+
+    def rate(self, round_: int) -> float:
+        """Return eta_t."""
+        return warm_up(self.lr_initial, self.lr, self.warmup_rounds, round_)
+
+
+class PostConfig(Section):
+    """Training after federation: P steps, at the initial learning rate unless ``lr`` is set."""
+
+    steps: int = Field(50, ge=0)
+    lr: float | None = Field(None, gt=0)
+
+
+class PerKind(Section):
+    """One value for each kind of task."""
+
+    image_classification: float
+    image_generation: float
+    text_classification: float
+    text_generation: float
+
+    def of(self, kind: str) -> float:
+        """Return the value of a kind."""
+        return float(getattr(self, kind))
+
+
+class TapConfig(Section):
+    """TAP: margins m, distillation weights beta, the temperature, and what histories hold."""
+
+    margins: PerKind = PerKind(image_classification=0.01, image_generation=0.005,
+                               text_classification=0.005, text_generation=0.01)
+    distill_weights: PerKind = PerKind(image_classification=2e-3, image_generation=2e-3,
+                                       text_classification=2e-3, text_generation=1.0)
+    temperature: float = Field(1.0, gt=0)
+    criterion: Literal["training", "validation"] = "training"
+
+
+class PerFedAvgConfig(Section):
+    """Per-FedAvg: first-order or Hessian-free; the inner rate warms up as the outer one does."""
+
+    variant: Literal["fo", "hf"] = "fo"
+    inner_lr_initial: float = Field(1e-4, gt=0)
+    inner_lr: float = Field(3e-4, gt=0)
+    delta: float = Field(1e-3, gt=0)
+    adapt_steps: int = Field(1, ge=0)
+
+
+class DisentAFLConfig(Section):
+    """DisentAFL: the weight of its disentanglement loss."""
+
+    weight: float = Field(0.5, ge=0)
+
+
+class FedDATConfig(Section):
+    """FedDAT: the adapters' bottleneck, and the weight of mutual distillation."""
+
+    bottleneck: int = Field(32, ge=1, le=4096)
+    kl_weight: float = Field(2e-3, ge=0)
+
+
+class EvaluationConfig(Section):
+    """How final models are evaluated on the test split."""
+
+    batch_size: int = Field(256, ge=1)
+    max_new_tokens: int = Field(64, ge=1)
+
+
+class CheckpointConfig(Section):
+    """How often a run writes down where it stands."""
+
+    every: int = Field(10, ge=1)
 
 
 class Config(Section):
     """A whole experiment."""
 
+    seed: int = Field(41, ge=0)
+    methods: list[str] = Field(default=["fedavg", "tap"], min_length=1)
     foundation: FoundationConfig = FoundationConfig()
     backbone: BackboneConfig = BackboneConfig()
     lora: LoraConfig = LoraConfig()
     decoder: DecoderConfig = DecoderConfig()
     federation: FederationConfig = FederationConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    post: PostConfig = PostConfig()
+    tap: TapConfig = TapConfig()
+    perfedavg: PerFedAvgConfig = PerFedAvgConfig()
+    disentafl: DisentAFLConfig = DisentAFLConfig()
+    feddat: FedDATConfig = FedDATConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    precision: Literal["fp32", "bf16"] = "fp32"
+
+    @model_validator(mode="after")
+    def _validation_needs_data(self) -> Config:
+        if self.tap.criterion == "validation" and not self.federation.holdout:
+            raise ValueError("tap.criterion: validation needs held-out data: set "
+                             "federation.holdout, e.g. to 0.1")
+        return self
+
+
+def warm_up(initial: float, final: float, rounds: int, round_: int) -> float:
+    """Return a rate that rises linearly over the first rounds, then stays."""
+    return final if round_ >= rounds else initial + (final - initial) * round_ / rounds
 
 
 def preset_names() -> list[str]:

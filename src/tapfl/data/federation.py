@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, overload
 
+import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer
 
 from tapfl.config import FederationConfig, Section, check, is_file, parse_yaml, read_text
+from tapfl.data.batches import ClientData, Rows
+from tapfl.data.sources import Splits
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import Task, check_name
 
@@ -98,3 +104,126 @@ def _check_clients(federation: FederationFile) -> None:
             raise TapflError(f"task '{task}': the clients' shares add up to {total}, more than 1")
         if total == 0:
             raise TapflError(f"task '{task}' is held by no client")
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client of the federation: who it is, its tasks and its data."""
+
+    id: str
+    index: int
+    tasks: tuple[str, ...]
+    data: ClientData
+
+    @property
+    def samples(self) -> int:
+        """|D_i|."""
+        return self.data.samples
+
+
+class Federation(Sequence[Client]):
+    """All clients. One is put together when it is asked for: thousands cost nothing."""
+
+    def __init__(self, file: FederationFile, splits: Splits, config: FederationConfig,
+                 seed: int) -> None:
+        self.file, self.splits, self.config, self.seed = file, splits, config, seed
+        self.tasks = file.task_table()
+        self._orders = {task: _rng(seed, "order", task).permutation(len(train))
+                        for task, (train, _) in splits.items()}
+        self._skewed = {task: self._skew(task) for task in splits
+                        if config.dirichlet is not None and self.tasks[task].is_classification}
+        self._check()
+
+    def __len__(self) -> int:
+        return self.config.groups * len(self.file.clients)
+
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | list[Client]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        entry = self.file.clients[index % len(self.file.clients)]
+        parts, holdout = [], []
+        for task in entry.tasks:
+            data, rows = self.splits[task][0], self._rows(index, task)
+            kept = int(len(rows) * self.config.holdout)
+            if self.config.holdout and not kept:
+                raise TapflError(f"client '{self.id_of(index)}' has {len(rows)} samples of "
+                                 f"'{task}', too few to hold out {self.config.holdout:g}")
+            holdout.append((data, rows[:kept]))
+            parts.append((data, rows[kept:]))
+        return Client(self.id_of(index), index, tuple(entry.tasks), ClientData(parts, holdout))
+
+    def id_of(self, index: int) -> str:
+        """Return a client's id: its kind's name and, where there are several, its group."""
+        group, kind = divmod(index, len(self.file.clients))
+        name = self.file.clients[kind].name
+        return name if self.config.groups == 1 else f"g{group}-{name}"
+
+    def find(self, id_: str) -> Client:
+        """Return a client by its id."""
+        ids = [self.id_of(i) for i in range(len(self))]
+        if id_ not in ids:
+            raise TapflError(f"unknown client '{id_}'" + nearest(id_, ids))
+        return self[ids.index(id_)]
+
+    def _rows(self, index: int, task: str) -> Rows:
+        if task in self._skewed:
+            return self._skewed[task][index]
+        start, stop = self._interval(index, task)
+        order = self._orders[task]
+        return order[int(start * len(order)):int(stop * len(order))]
+
+    def _interval(self, index: int, task: str) -> tuple[Fraction, Fraction]:
+        """Return the part of a data set that a client holds, of 0 to 1."""
+        group, kind = divmod(index, len(self.file.clients))
+        before = sum((c.tasks.get(task, Fraction(0)) for c in self.file.clients[:kind]),
+                     Fraction(0))
+        groups = self.config.groups
+        share = self.file.clients[kind].tasks[task]
+        return (group + before) / groups, (group + before + share) / groups
+
+    def _skew(self, task: str) -> dict[int, Rows]:
+        """Deal every label's samples out by a Dirichlet draw around the clients' shares."""
+        holders = [i for i in range(len(self))
+                   if task in self.file.clients[i % len(self.file.clients)].tasks]
+        widths = [self._interval(i, task) for i in holders]
+        shares = np.array([float(stop - start) for start, stop in widths])
+        rng = _rng(self.seed, "dirichlet", task)
+        order = self._orders[task]
+        labels = self.splits[task][0].labels
+        assert labels is not None
+        label_of = labels.cpu().numpy()[order]
+        dealt: dict[int, list[Rows]] = {i: [] for i in holders}
+        assert self.config.dirichlet is not None
+        for label in np.unique(label_of):
+            rows = order[label_of == label]
+            weights = rng.dirichlet(self.config.dirichlet * len(holders) * shares)
+            cuts = np.round(np.cumsum(weights)[:-1] * len(rows)).astype(int)
+            for holder, piece in zip(holders, np.split(rows, cuts), strict=True):
+                dealt[holder].append(piece)
+        # A client left with nothing takes a sample from the one that has most.
+        joined = {i: np.concatenate(pieces) for i, pieces in dealt.items()}
+        for i in holders:
+            if not len(joined[i]):
+                rich = max(holders, key=lambda j: len(joined[j]))
+                joined[i], joined[rich] = joined[rich][:1], joined[rich][1:]
+        return {i: rng.permutation(rows) for i, rows in joined.items()}
+
+    def _check(self) -> None:
+        """Refuse a federation in which somebody would hold nothing of a task."""
+        for kind, entry in enumerate(self.file.clients):
+            for task, share in entry.tasks.items():
+                size = len(self._orders[task])
+                if size * share < self.config.groups:
+                    raise TapflError(
+                        f"federation.groups: {self.config.groups} groups are too many for the "
+                        f"{size} samples of '{task}': client '{self.id_of(kind)}' would have none")
+
+
+def _rng(seed: int, *words: str) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32("/".join(words).encode())])

@@ -1,0 +1,211 @@
+"""The in-process engine: one process, one frozen base, every client in turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tapfl.blocks import BlockState
+from tapfl.data.federation import Client
+from tapfl.engine.record import EventLog, Row
+from tapfl.engine.registry import Plan
+from tapfl.engine.store import Store, slug, write_json, write_state
+from tapfl.engine.watch import Watch
+from tapfl.evaluation.evaluate import evaluate
+from tapfl.federated.context import Context, Losses
+from tapfl.federated.method import FederatedMethod
+from tapfl.federated.server import Server
+
+
+@dataclass
+class Trajectory:
+    """One federated run with everybody who watches it: its rounds, then its clients' models."""
+
+    plan: Plan
+    context: Context
+    store: Store
+    events: EventLog
+    tokenizer: Any
+    models: Path
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        self.method: FederatedMethod = self.plan.method(self.context)
+        self.personalizers = [make(self.context, self.method, name)
+                              for name, make in self.plan.personalizers]
+        federation, config = self.context.federation, self.context.config
+        self.server = Server(self.method.initial, len(federation), config.train.cohort,
+                             config.seed)
+        self._common: dict[str, dict[str, float]] = {}
+
+    def run(self, resume: bool) -> list[Row]:
+        """Run to the end, from wherever it stands; return the results."""
+        config, federation = self.context.config, self.context.federation
+        if resume:
+            self._resume()
+        self.watch.method(self.plan.federated, config.train.rounds, self.store.round + 1,
+                          len(federation))
+        try:
+            for round_ in range(self.store.round + 1, config.train.rounds):
+                self._round(round_)
+                if (round_ + 1) % config.checkpoint.every == 0:
+                    self._commit()
+        except KeyboardInterrupt:
+            self._commit()  # the server still holds the last complete round
+            raise
+        self._commit()
+        return self._finish()
+
+    # Rounds
+
+    def _round(self, round_: int) -> None:
+        started = time.perf_counter()
+        seen: dict[str, list[float]] = {}
+        refused, before = 0, self.context_replacements
+        cohort = [self.context.federation[i] for i in self.server.cohort(round_)]
+        for client in cohort:
+            losses, fault = self._client(client, round_)
+            refused += fault is not None
+            for task, loss in losses.items():
+                seen.setdefault(task, []).append(loss)
+        traffic = {"bytes_up": self.server.bytes_up, "bytes_down": self.server.bytes_down}
+        contributors = self.server.aggregate()
+        self.store.round = round_
+        means = {task: sum(values) / len(values) for task, values in seen.items()}
+        self.context.emit(
+            "round", method=self.plan.federated, round=round_, cohort=[c.id for c in cohort],
+            lr=self.context.config.train.rate(round_), losses=means, **traffic,
+            seconds=time.perf_counter() - started,
+            contributors={name: contributors[name] for name in sorted(contributors)})
+        self.watch.round(round_, [c.id for c in cohort], means,
+                         self.context_replacements - before, refused)
+
+    def _client(self, client: Client, round_: int) -> tuple[Losses, str | None]:
+        """One client's turn: receive, train, send; then the personalizers."""
+        method, blocks = self.method, self.method.network.blocks
+        # 1. The blocks it owns, and what it kept for itself.
+        exchanged, private = method.exchanged(client), method.private(client)
+        self.server.send(exchanged).load_into(blocks)
+        self._private(client).load_into(blocks)
+        # 2. Local training of W.
+        losses = method.train(client, round_)
+        trained = BlockState.extract(blocks, method.owned(client))
+        if private:
+            self.context.states.save(self.plan.federated, client.id, round_,
+                                     BlockState.extract(blocks, private), {})
+        # 3. Its update, which counts only if it is sound.
+        fault = None
+        if exchanged:
+            fault = self.server.receive(client.id, exchanged, trained.subset(exchanged),
+                                        client.samples)
+        if fault is not None:
+            self.context.emit("refused", method=self.plan.federated, round=round_,
+                              client=client.id, reason=fault)
+        # 4. Its personal models, which see W and leave it alone.
+        for personalizer in self.personalizers:
+            personalizer.after_training(client, round_, trained, losses)
+        return losses, fault
+
+    def _private(self, client: Client) -> BlockState:
+        """Return the client's private blocks: as it last saved them, or as they start."""
+        kept = self.context.states.load(self.plan.federated, client.id)
+        return kept[0] if kept else self.method.initial.subset(self.method.private(client))
+
+    @property
+    def context_replacements(self) -> int:
+        return getattr(self.context.emit, "replacements", 0)
+
+    def _commit(self) -> None:
+        self.store.commit(self.server.blocks, {"events": self.events.offset()})
+
+    def _resume(self) -> None:
+        found = self.store.restore()
+        if found is None:
+            return
+        blocks, notes, faults = found
+        for fault in faults:
+            self.watch.say(f"{fault}; going back to round {self.store.round + 1}")
+        self.server.blocks = blocks.to(self.context.device)
+        self.events.truncate(notes["events"])
+
+    # After the last round
+
+    def _finish(self) -> list[Row]:
+        """Give every client its final models and evaluate them; each client is a checkpoint."""
+        federation = self.context.federation
+        rows: list[Row] = []
+        folder = self.store.folder / "final"
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.plan.plain:
+            path = self.models / slug(self.plan.plain)
+            path.mkdir(parents=True, exist_ok=True)
+            write_state(path / "server.safetensors", self.server.blocks, {})
+        for index in range(len(federation)):
+            path = folder / f"{federation.id_of(index)}.json"
+            record = read_final(path)
+            if record is None:
+                self.events.hold()
+                found = self._final(federation[index])
+                record = {"rows": found, "events": self.events.release()}
+                write_json(path, record)
+            self.events.replay(record["events"])
+            rows += record["rows"]
+            self.watch.client(federation.id_of(index), index + 1, len(federation))
+        return rows
+
+    def _final(self, client: Client) -> list[Row]:
+        method = self.method
+        final = BlockState({**self.server.blocks.subset(method.exchanged(client)),
+                            **self._private(client).to(self.context.device)}, method.initial.shapes)
+        rows: list[Row] = []
+        if self.plan.plain:
+            final.load_into(method.network.blocks)
+            method.adapt(client)
+            with method.predicting():
+                rows += self._evaluate(self.plan.plain, client, method.is_common)
+            if not method.is_common:
+                self._keep(self.plan.plain, client, BlockState.extract(
+                    method.network.blocks, final))
+        for personalizer in self.personalizers:
+            personal = personalizer.after_federation(client, final)
+            personal.load_into(method.network.blocks)
+            with method.predicting() if set(personal) == set(final) else _as_is():
+                rows += self._evaluate(personalizer.name, client, common=False)
+            self._keep(personalizer.name, client, personal)
+        return rows
+
+    def _keep(self, method: str, client: Client, state: BlockState) -> None:
+        folder = self.models / slug(method)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_state(folder / f"{client.id}.safetensors", state, {"method": method})
+
+    def _evaluate(self, method: str, client: Client, common: bool) -> list[Row]:
+        rows = []
+        for task in client.tasks:
+            data = self.context.federation.splits[task][1]
+            if not common or task not in self._common:
+                values = evaluate(self.method.network, data, self.tokenizer,
+                                  self.context.config.evaluation)
+                if common:
+                    self._common[task] = values
+            for metric, value in (self._common[task] if common else values).items():
+                rows.append({"seed": self.context.seed, "method": method, "client": client.id,
+                             "task": task, "dataset": task, "metric": metric, "value": value,
+                             "samples": len(data)})
+        return rows
+
+
+def read_final(path: Path) -> Mapping[str, Any] | None:
+    """Return a client's final record, if it is there."""
+    import json
+
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def _as_is() -> Any:
+    import contextlib
+
+    return contextlib.nullcontext()

@@ -1,0 +1,150 @@
+"""Run an experiment from its configuration: what `tapfl run` and `tapfl.run` do."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapfl.config import Config, check
+from tapfl.data.federation import Federation, load_federation
+from tapfl.data.sources import load_data
+from tapfl.engine.inprocess import Trajectory
+from tapfl.engine.record import EventLog, Row, environment, memory, read_results, write_results
+from tapfl.engine.registry import plan
+from tapfl.engine.store import Store, slug, write_json
+from tapfl.engine.watch import Watch
+from tapfl.errors import TapflError
+from tapfl.federated.context import Context
+from tapfl.model.foundation import build_foundation, load_tokenizer
+from tapfl.model.summary import parameters
+
+
+def run(config: Config, out: Path | str, *, resume: bool = False, device: str = "auto",
+        watch: Watch | None = None, modules: Path | None = None) -> list[Row]:
+    """Run an experiment into the folder ``out`` and return its results.
+
+    ``resume`` goes on from the newest checkpoint there, if there is one. ``modules`` is where a
+    user's own methods are looked for (the current folder by default).
+    """
+    out, watch = Path(out), watch or Watch()
+    plans = plan(config.methods, modules)
+    device = pick_device(device)
+    resume = _prepare(out, config, resume)
+    record: dict[str, Any] = json.loads((out / "run.json").read_text())
+    if record["finished"]:
+        watch.say(f"{out}: this run is complete")
+        return read_results(out / "results.csv")
+    started = time.perf_counter()
+    context, tokenizer = _build(config, device)
+    record |= _facts(context, device)
+    events = EventLog(out / "events.jsonl")
+    context.emit = _counting(events)
+    rows: list[Row] = []
+    try:
+        for each in plans:
+            store = Store(out / "state" / slug(each.federated))
+            context.states = store
+            rows += Trajectory(each, context, store, events, tokenizer, out / "models",
+                               watch).run(resume)
+    finally:
+        record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
+        record["memory"] = memory(device)
+        write_json(out / "run.json", record)
+        events.close()
+        watch.close()
+    order = {name: i for i, name in enumerate(config.methods)}
+    rows.sort(key=lambda row: order[row["method"]])
+    write_results(out / "results.csv", rows)
+    write_json(out / "run.json", record | {"finished": True})
+    return rows
+
+
+def pick_device(device: str) -> str:
+    """Return the device to run on; ``auto`` takes a GPU where there is one."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise TapflError("--device cuda: no GPU can be used here; expected auto or cpu")
+    if device not in ("cpu", "cuda"):
+        raise TapflError(f"--device {device}: expected auto, cpu or cuda")
+    return device
+
+
+def stored_config(out: Path) -> Config:
+    """Return the configuration of a run that was started in a folder."""
+    path = out / "run.json"
+    if not path.is_file():
+        raise TapflError(f"{out}: no run to resume here (run.json is missing)")
+    try:
+        return check(Config, json.loads(path.read_text())["config"], str(path))
+    except (ValueError, KeyError) as error:
+        if isinstance(error, TapflError):
+            raise
+        raise TapflError(f"{path}: not the record of a run ({error})") from None
+
+
+def _prepare(out: Path, config: Config, resume: bool) -> bool:
+    """Make or check the run's folder; return whether there is something to resume."""
+    if (out / "run.json").is_file():
+        if not resume:
+            raise TapflError(f"{out} already holds a run: continue it with --resume, "
+                             "or choose another --out")
+        before, now = stored_config(out).model_dump(), config.model_dump()
+        for section, value in now.items():
+            if before[section] != value:
+                raise TapflError(f"{out}: this run was started with another '{section}' "
+                                 f"({before[section]}); resume it without changing it")
+        return True
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise TapflError(f"{out} is in the way: it is no run and not empty")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TapflError(f"--out {out}: cannot make this folder ({error.strerror})") from None
+    write_json(out / "run.json", {"config": config.model_dump(mode="json"), "finished": False})
+    return False
+
+
+def _build(config: Config, device: str) -> tuple[Context, Any]:
+    """Load the frozen base and the data, once for all methods."""
+    file = load_federation(config.federation)
+    tasks = file.task_table()
+    modalities = sorted({m for task in tasks.values() for m in task.modalities})
+    foundation = build_foundation(config.foundation, modalities,
+                                  config.backbone.layers_per_stage, device)
+    if config.precision == "bf16":
+        foundation.to(torch.bfloat16)
+    tokenizer = load_tokenizer(config.foundation)
+    splits = load_data(config, tasks, tokenizer, foundation.max_text, device)
+    federation = Federation(file, splits, config.federation, config.seed)
+    return Context(config, federation, foundation, device), tokenizer
+
+
+def _facts(context: Context, device: str) -> dict[str, Any]:
+    """Return what belongs into run.json before the first round."""
+    network = context.network()
+    blocks = {name: parameters(block) for name, block in sorted(network.blocks.items())}
+    frozen = parameters(context.foundation)
+    return {
+        "seed": context.seed, "clients": len(context.federation),
+        "environment": environment(device),
+        "weights": context.foundation.weights, "random_weights": context.foundation.is_random,
+        "data": context.config.data.source,
+        "parameters": {"total": frozen + sum(blocks.values()), "frozen": frozen,
+                       "trainable": sum(blocks.values()), "blocks": blocks},
+    }
+
+
+class _counting:
+    """Emit events and count replacements on the way, for the progress display."""
+
+    def __init__(self, events: EventLog) -> None:
+        self.events, self.replacements = events, 0
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self.replacements += event == "replacement"
+        self.events.emit(event, **fields)

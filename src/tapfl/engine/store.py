@@ -1,0 +1,158 @@
+"""State on disk: safetensors and JSON, written so that a crash at any moment loses nothing.
+
+Every file appears whole or not at all. A client's state is a new file for every round that changes
+it, so a checkpoint never has to rewrite the clients: it is a round number, and whoever reads takes
+each client's newest file that is not younger. The two newest checkpoints are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tapfl.blocks import BlockState
+from tapfl.errors import TapflError
+from tapfl.tasks import check_name
+
+KEPT = 2  # checkpoints
+
+
+class Store:
+    """The state of one federated method's run, below ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.round = -1  # the last completed round; client files of later rounds do not count
+        self._committed = [c["round"] for c in self._checkpoints()]
+
+    # Client state
+
+    def load(self, owner: str, client: str) -> tuple[BlockState, dict[str, Any]] | None:
+        """Return the newest state of a client that belongs to this run's past."""
+        versions = [v for v in self._versions(owner, client) if v <= self.round]
+        if not versions:
+            return None
+        path = self._path(owner, client, versions[-1])
+        return BlockState.load(path), BlockState.read_notes(path)
+
+    def save(self, owner: str, client: str, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Write a client's state as of a round; forget what no kept checkpoint refers to."""
+        folder = self._path(owner, client, round_).parent
+        with _disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_state(self._path(owner, client, round_), state, notes)
+        oldest = min(self._committed[-KEPT:], default=-1)
+        old = [v for v in self._versions(owner, client) if v <= oldest]
+        for version in old[:-1]:
+            self._path(owner, client, version).unlink(missing_ok=True)
+
+    def _path(self, owner: str, client: str, round_: int) -> Path:
+        return (self.folder / "clients" / slug(owner) / check_name(client, "client")
+                / f"{round_:06d}.safetensors")
+
+    def _versions(self, owner: str, client: str) -> list[int]:
+        folder = self._path(owner, client, 0).parent
+        return sorted(int(p.stem) for p in folder.glob("*.safetensors") if p.stem.isdigit())
+
+    # Checkpoints
+
+    def commit(self, server: BlockState, notes: Mapping[str, Any]) -> None:
+        """Write down that ``self.round`` is complete: the server's blocks and some notes."""
+        folder = self.folder / "checkpoints"
+        with _disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.round:06d}.safetensors"
+        write_state(path, server, {})
+        record = {"round": self.round, "sha256": _digest(path), **notes}
+        write_json(path.with_suffix(".json"), record)
+        self._committed = sorted({*self._committed, self.round})
+        for round_ in self._committed[:-KEPT]:
+            for suffix in (".json", ".safetensors"):
+                (folder / f"{round_:06d}{suffix}").unlink(missing_ok=True)
+        self._committed = self._committed[-KEPT:]
+
+    def restore(self) -> tuple[BlockState, dict[str, Any], list[str]] | None:
+        """Return the newest checkpoint that is sound, and what is wrong with newer ones."""
+        faults: list[str] = []
+        for record in reversed(self._checkpoints()):
+            path = self.folder / "checkpoints" / f"{record['round']:06d}.safetensors"
+            if not path.is_file():
+                faults.append(f"{path}: missing")
+            elif _digest(path) != record.get("sha256"):
+                faults.append(f"{path}: damaged (its checksum does not match)")
+            else:
+                self.round = record["round"]
+                self._committed = [r for r in self._committed if r <= self.round]
+                return BlockState.load(path), record, faults
+        if faults:
+            raise TapflError("; ".join(faults) + ": no sound checkpoint is left to resume from")
+        return None
+
+    def _checkpoints(self) -> list[dict[str, Any]]:
+        found = []
+        for path in sorted((self.folder / "checkpoints").glob("*.json")):
+            with contextlib.suppress(ValueError, OSError):
+                record = json.loads(path.read_text())
+                if isinstance(record, dict) and isinstance(record.get("round"), int):
+                    found.append(record)
+        return sorted(found, key=lambda r: r["round"])
+
+
+def slug(method: str) -> str:
+    """Return a method's name as a folder's name: ``module:Class+post`` has characters to lose."""
+    return "".join(c if c.isalnum() or c in "+-_" else "_" for c in method)
+
+
+def write_state(path: Path, state: BlockState, notes: Mapping[str, Any]) -> None:
+    """Write blocks and notes as one safetensors file, whole or not at all."""
+    with replacing(path) as temporary:
+        state.to("cpu").save(temporary, {"notes": json.dumps(notes)})
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a file to write; it takes the place of ``path`` when it is complete and on disk."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with _disk(path):
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Say plainly when the disk does not take what is written."""
+    try:
+        yield
+    except OSError as error:
+        raise _refused(path, error) from None
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: Exception) -> TapflError:
+    return TapflError(f"{path}: cannot be written ({error}); what was written before is intact: "
+                      "make room and continue with --resume")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

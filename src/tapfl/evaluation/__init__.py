@@ -1,0 +1,1 @@
+"""The evaluation room: what a final model is worth on its tasks."""

@@ -1,0 +1,1 @@
+"""The federated room: how the federated model W moves."""

@@ -1,0 +1,94 @@
+"""What methods work with: the experiment, its clients, one network, and the clients' own state."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from tapfl.blocks import BlockState
+from tapfl.config import Config
+from tapfl.data.federation import Client, Federation
+from tapfl.model.foundation import Foundation
+from tapfl.model.network import Network
+
+Losses = dict[str, float]
+Emit = Callable[..., None]
+
+
+class ClientStates(Protocol):
+    """State that never leaves a client, kept between the rounds it takes part in."""
+
+    def load(self, owner: str, client: str) -> tuple[BlockState, dict[str, Any]] | None:
+        """Return what ``owner`` last saved for a client, if anything."""
+
+    def save(self, owner: str, client: str, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Keep blocks and notes, as of a round."""
+
+
+class MemoryStates:
+    """Client state in a dictionary, for tests and small experiments."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, str], tuple[BlockState, dict[str, Any]]] = {}
+
+    def load(self, owner: str, client: str) -> tuple[BlockState, dict[str, Any]] | None:
+        """Return a copy of what was saved."""
+        kept = self._kept.get((owner, client))
+        return kept and (kept[0].clone(), dict(kept[1]))
+
+    def save(self, owner: str, client: str, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Keep a copy."""
+        self._kept[owner, client] = (state.clone(), dict(notes))
+
+
+def _silent(event: str, **fields: Any) -> None:
+    pass
+
+
+@dataclass
+class Context:
+    """An experiment under way. Every federated method has a network of its own on one base."""
+
+    config: Config
+    federation: Federation
+    foundation: Foundation
+    device: str = "cpu"
+    states: ClientStates = field(default_factory=MemoryStates)
+    emit: Emit = _silent
+
+    @property
+    def seed(self) -> int:
+        """The experiment's seed."""
+        return self.config.seed
+
+    def network(self) -> Network:
+        """Return a new network of all tasks on the shared base."""
+        return Network(self.foundation, self.federation.tasks, self.config,
+                       self.seed).to(self.device)
+
+
+@contextlib.contextmanager
+def randomness(context: Context, client: Client, round_: int,
+               role: str) -> Iterator[np.random.Generator]:
+    """Make all chance in a training depend on (seed, client, round, role) alone.
+
+    Yields the generator that draws minibatches; dropout follows from the same seed.
+    """
+    words = f"{context.seed}/{client.id}/{round_}/{role}"
+    number = int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "big")
+    state = torch.get_rng_state()
+    torch.default_generator.manual_seed(number)
+    if context.device.startswith("cuda"):
+        torch.cuda.manual_seed(number)
+    try:
+        yield np.random.default_rng(number)
+    finally:
+        torch.set_rng_state(state)

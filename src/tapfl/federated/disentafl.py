@@ -1,0 +1,47 @@
+"""DisentAFL (Chen and Zhang, 2024): different modality-task pairs are pushed to be orthogonal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tapfl.data.batches import Part
+from tapfl.federated.method import FederatedMethod
+from tapfl.federated.training import Objective, weighted
+from tapfl.model.network import Network
+
+
+class DisentAFL(FederatedMethod):
+    """FedAvg's blocks and averaging, with one more loss in training and post-training."""
+
+    name: ClassVar[str] = "disentafl"
+
+    @property
+    def objective(self) -> Objective:
+        """The tasks' losses and the disentanglement of their latents."""
+        return self._objective
+
+    def _objective(self, network: Network,
+                   parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
+        losses, latents = {}, []
+        for part in parts:
+            outputs = network(part.task, part.batch, latents=True)
+            losses[part.task] = network.loss(part.task, outputs, part.batch)
+            latents += list(outputs.latents.values())
+        extra = disentanglement(latents)
+        return weighted(losses, parts) + self.context.config.disentafl.weight * extra, losses
+
+
+def disentanglement(groups: Sequence[Tensor]) -> Tensor:
+    """Return the mean squared cosine between samples of different (modality, task) groups.
+
+    Averaged over the pairs of groups; zero when there is one group only.
+    """
+    unit = [F.normalize(group.float(), dim=-1) for group in groups]
+    pairs = [(a @ b.T).square().mean() for a, b in combinations(unit, 2)]
+    return torch.stack(pairs).mean() if pairs else groups[0].new_zeros(())

@@ -1,0 +1,23 @@
+"""The distillation loss between a teacher's and a student's outputs (paper eq. kd-eq)."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from tapfl.tasks import Batch
+
+
+def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
+    """Return temperature^2 KL(teacher || student), the mean over distributions.
+
+    A distribution is a softmax over the last axis: the classes of a sample, the vocabulary at a
+    (real) token, a row of an image.
+    """
+    p = F.log_softmax(teacher.float() / temperature, dim=-1)
+    q = F.log_softmax(student.float() / temperature, dim=-1)
+    kl = F.kl_div(q, p, log_target=True, reduction="none").sum(dim=-1)
+    if batch.answer_mask is None or kl.shape != batch.answer_mask[:, 1:].shape:
+        return temperature**2 * kl.mean()
+    real = batch.answer_mask[:, 1:]
+    return temperature**2 * (kl * real).sum() / real.sum()

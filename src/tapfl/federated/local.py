@@ -1,0 +1,23 @@
+"""Local: every client alone; the same data and steps, no server."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tapfl.data.federation import Client
+from tapfl.federated.method import FederatedMethod
+
+
+class Local(FederatedMethod):
+    """All blocks are the client's own."""
+
+    name: ClassVar[str] = "local"
+    is_common: ClassVar[bool] = False
+
+    def exchanged(self, client: Client) -> tuple[str, ...]:
+        """Return nothing: there is no server."""
+        return ()
+
+    def private(self, client: Client) -> tuple[str, ...]:
+        """Return everything that the client trains."""
+        return self.owned(client)

@@ -1,0 +1,108 @@
+"""What a federated method is: how a client's copy of W trains, and which blocks it shares."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from tapfl.blocks import BlockState
+from tapfl.data.federation import Client
+from tapfl.federated.context import Context, Losses
+from tapfl.federated.training import Objective, local_training, task_objective
+from tapfl.model.network import Network
+
+
+class FederatedMethod:
+    """FedAvg's client side; other methods change a part of it.
+
+    The engine loads a client's blocks into ``network``, calls ``train`` and takes the blocks out
+    again. ``exchanged`` blocks come from the server and go back to it; ``private`` ones are kept by
+    the client between its rounds.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    #: Whether all clients of a task end with the same model, so that it is evaluated once.
+    is_common: ClassVar[bool] = True
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.network = self.new_network()
+        self.initial = BlockState.extract(self.network.blocks)
+        self._trained: tuple[str, int, BlockState] | None = None
+
+    def new_network(self) -> Network:
+        """Return a network with all the method's blocks, on the shared frozen base."""
+        return self.context.network()
+
+    @functools.cached_property
+    def teacher(self) -> Network:
+        """A second network, for models that are read while another one trains."""
+        return self.new_network().eval()
+
+    # Which blocks
+
+    def blocks_of_task(self, task: str) -> tuple[str, ...]:
+        """Return B_{i,o}."""
+        return self.network.ownership.blocks_of_task(task)
+
+    def owned(self, client: Client) -> tuple[str, ...]:
+        """Return B_i: the blocks of the client's tasks, sorted."""
+        return tuple(sorted({b for task in client.tasks for b in self.blocks_of_task(task)}))
+
+    def exchanged(self, client: Client) -> tuple[str, ...]:
+        """Return the blocks that the client receives and sends."""
+        return self.owned(client)
+
+    def private(self, client: Client) -> tuple[str, ...]:
+        """Return the blocks of the method that never leave the client."""
+        return ()
+
+    # What happens in a round; the client's blocks are in the network
+
+    @property
+    def objective(self) -> Objective:
+        """The loss that local training and post-training minimise."""
+        return task_objective
+
+    def train(self, client: Client, round_: int) -> Losses:
+        """Train W's blocks in place; return the mean loss of every task seen."""
+        train = self.context.config.train
+        return local_training(self.context, self.network, client, self.owned(client),
+                              steps=train.local_steps, lr=train.rate(round_), round_=round_,
+                              role="federated", objective=self.objective)
+
+    # What happens after the last round
+
+    def adapt(self, client: Client) -> None:
+        """Change the final model, in place, before it is evaluated on a client's tasks."""
+
+    @contextlib.contextmanager
+    def predicting(self) -> Iterator[None]:
+        """Set the network up as the client's final federated model predicts."""
+        yield
+
+    def post_train(self, client: Client, final: BlockState, steps: int) -> BlockState:
+        """Return the client's final W after ``steps`` more steps on its own data."""
+        if self._trained and self._trained[:2] == (client.id, steps):
+            return self._trained[2]  # Post-train and TAP's teacher are one and the same
+        final.load_into(self.network.blocks)
+        self._post_training(client, steps)
+        state = BlockState.extract(self.network.blocks, final)
+        self._trained = (client.id, steps, state)
+        return state
+
+    def _post_training(self, client: Client, steps: int) -> None:
+        config = self.context.config
+        local_training(self.context, self.network, client, self.owned(client), steps=steps,
+                       lr=config.post.lr or config.train.lr_initial, round_=config.train.rounds,
+                       role="post", objective=self.objective)
+
+    def notes(self) -> dict[str, Any]:
+        """Return facts about the method that belong into a run's record."""
+        return {}
+
+
+class FedAvg(FederatedMethod):
+    """McMahan et al., 2017, block by block: what TAP stands on by default."""

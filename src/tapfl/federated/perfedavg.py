@@ -1,0 +1,118 @@
+"""Per-FedAvg (Fallah et al., 2020): learn a W that one step of a client's own adapts well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from tapfl.config import warm_up
+from tapfl.data.batches import Part
+from tapfl.data.federation import Client
+from tapfl.federated.context import Losses, randomness
+from tapfl.federated.method import FederatedMethod
+from tapfl.federated.training import Tally, new_optimizer, parameters_of, task_objective
+
+
+class PerFedAvg(FederatedMethod):
+    """The meta-gradient g at the adapted point, applied at the point before adapting.
+
+    First-order (``fo``) takes g itself; Hessian-free (``hf``) corrects it by a finite difference
+    of gradients along g.
+    """
+
+    name: ClassVar[str] = "perfedavg"
+    is_common: ClassVar[bool] = False  # every client adapts before it is evaluated
+
+    def train(self, client: Client, round_: int) -> Losses:
+        """Take tau meta-steps, each on independent minibatches."""
+        config = self.context.config
+        parameters = parameters_of(self.network, self.owned(client))
+        optimizer = new_optimizer(parameters, config.train.rate(round_), config.train)
+        tally = Tally()
+        with randomness(self.context, client, round_, "federated") as rng:
+            self.network.train()
+            batches = client.data.minibatches(3 * config.train.local_steps,
+                                              config.train.batch_size, rng)
+            for _ in range(config.train.local_steps):
+                self._meta_step(batches, parameters, optimizer, self._inner_lr(round_), tally)
+        return tally.means()
+
+    def _meta_step(self, batches: Iterator[list[Part]], parameters: list[nn.Parameter],
+                   optimizer: torch.optim.Optimizer, inner_lr: float, tally: Tally) -> None:
+        first, second, third = islice(batches, 3)
+
+        def gradient(parts: Sequence[Part]) -> list[Tensor]:
+            loss, losses = task_objective(self.network, parts)
+            if parts is second:
+                tally.add(parts, losses)  # what the adapted model loses on data it has not seen
+            return gradients(loss, parameters)
+
+        settings = self.context.config.perfedavg
+        meta = meta_gradient(parameters, gradient, (first, second, third), inner_lr,
+                             settings.delta if settings.variant == "hf" else None)
+        for parameter, value in zip(parameters, meta, strict=True):
+            parameter.grad = value
+        nn.utils.clip_grad_norm_(parameters, self.context.config.train.clip)
+        optimizer.step()
+
+    def adapt(self, client: Client) -> None:
+        """Take inner steps on the client's training data, never on test data."""
+        config = self.context.config
+        parameters = parameters_of(self.network, self.owned(client))
+        with randomness(self.context, client, config.train.rounds, "adapt") as rng:
+            self.network.train()
+            for parts in client.data.minibatches(config.perfedavg.adapt_steps,
+                                                 config.train.batch_size, rng):
+                loss, _ = task_objective(self.network, parts)
+                _move(parameters, gradients(loss, parameters),
+                      -self._inner_lr(config.train.rounds))
+
+    def _inner_lr(self, round_: int) -> float:
+        config = self.context.config
+        return warm_up(config.perfedavg.inner_lr_initial, config.perfedavg.inner_lr,
+                       config.train.warmup_rounds, round_)
+
+
+def meta_gradient(
+    parameters: list[nn.Parameter], gradient: Callable[[Sequence[Part]], list[Tensor]],
+    batches: Sequence[Sequence[Part]], inner_lr: float, delta: float | None,
+) -> list[Tensor]:
+    """Return the gradient of f(w - a grad f(w)) at w, first-order or (with delta) Hessian-free.
+
+    The parameters come back as they were.
+    """
+    before = [p.detach().clone() for p in parameters]
+    _move(parameters, gradient(batches[0]), -inner_lr)  # w~ = w - a grad f(w; D)
+    meta = gradient(batches[1])  # g = grad f(w~; D')
+    if delta is not None:
+        _restore(parameters, before)
+        _move(parameters, meta, delta)
+        above = gradient(batches[2])
+        _restore(parameters, before)
+        _move(parameters, meta, -delta)
+        below = gradient(batches[2])
+        meta = [g - inner_lr * (up - down) / (2 * delta)
+                for g, up, down in zip(meta, above, below, strict=True)]
+    _restore(parameters, before)
+    return meta
+
+
+def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients; zero for what the minibatch did not touch."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g
+            for p, g in zip(parameters, found, strict=True)]
+
+
+@torch.no_grad()
+def _move(parameters: list[nn.Parameter], direction: list[Tensor], rate: float) -> None:
+    torch._foreach_add_(parameters, direction, alpha=rate)
+
+
+@torch.no_grad()
+def _restore(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    torch._foreach_copy_(parameters, values)

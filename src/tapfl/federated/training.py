@@ -1,0 +1,101 @@
+"""Local training: tau steps of AdamW on a client's minibatches, and the losses it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tapfl.config import TrainConfig
+from tapfl.data.batches import Part
+from tapfl.data.federation import Client
+from tapfl.federated.context import Context, Losses, randomness
+from tapfl.model.network import Network
+
+# From a minibatch to the loss that is minimised and the unweighted loss of every task in it.
+Objective = Callable[[Network, Sequence[Part]], tuple[Tensor, dict[str, Tensor]]]
+
+
+def task_objective(network: Network, parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the paper's local loss: the sum of lambda_o times the loss of task o."""
+    losses = {part.task: network.loss(part.task, network(part.task, part.batch), part.batch)
+              for part in parts}
+    return weighted(losses, parts), losses
+
+
+def weighted(losses: dict[str, Tensor], parts: Sequence[Part]) -> Tensor:
+    """Return the sum of the tasks' losses, each weighted by its share of the minibatch."""
+    return torch.stack([part.weight * losses[part.task] for part in parts]).sum()
+
+
+def local_training(
+    context: Context, network: Network, client: Client, blocks: Iterable[str], *, steps: int,
+    lr: float, round_: int, role: str, objective: Objective = task_objective,
+) -> Losses:
+    """Train the named blocks, in place; return each seen task's mean loss over its samples."""
+    parameters = parameters_of(network, blocks)
+    optimizer = new_optimizer(parameters, lr, context.config.train)
+    tally = Tally()
+    with randomness(context, client, round_, role) as rng:
+        network.train()
+        for parts in client.data.minibatches(steps, context.config.train.batch_size, rng):
+            loss, losses = objective(network, parts)
+            step(loss, parameters, optimizer, context.config.train)
+            tally.add(parts, losses)
+    return tally.means()
+
+
+def parameters_of(network: Network, blocks: Iterable[str]) -> list[nn.Parameter]:
+    """Return the parameters of some blocks, in the blocks' order."""
+    return [p for name in blocks for p in network.blocks[name].parameters()]
+
+
+def new_optimizer(parameters: list[nn.Parameter], lr: float,
+                  config: TrainConfig) -> torch.optim.Optimizer:
+    """Return a fresh AdamW: every local training starts without a memory of the last."""
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=config.weight_decay, fused=True)
+
+
+def step(loss: Tensor, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer,
+         config: TrainConfig) -> None:
+    """Take one optimizer step on a loss, with the gradient's norm clipped."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()  # type: ignore[no-untyped-call]
+    nn.utils.clip_grad_norm_(parameters, config.clip)
+    optimizer.step()
+
+
+class Tally:
+    """Sums of losses and samples by task; they stay on the device until the end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._samples: dict[str, int] = {}
+
+    def add(self, parts: Sequence[Part], losses: dict[str, Tensor]) -> None:
+        """Count a minibatch in."""
+        for part in parts:
+            loss = losses[part.task].detach() * part.samples
+            self._sums[part.task] = self._sums.get(part.task, torch.zeros_like(loss)) + loss
+            self._samples[part.task] = self._samples.get(part.task, 0) + part.samples
+
+    def means(self) -> Losses:
+        """Return the mean loss per sample of every task that was seen."""
+        return {task: float(total) / self._samples[task]
+                for task, total in sorted(self._sums.items())}
+
+
+@torch.no_grad()
+def validation_losses(context: Context, network: Network, client: Client,
+                      tasks: Iterable[str]) -> Losses:
+    """Return the mean loss of each task on the client's held-out samples."""
+    wanted, size = set(tasks), context.config.train.batch_size
+    tally = Tally()
+    network.eval()
+    for data, rows in client.data.holdout:
+        for start in range(0, len(rows) if data.task.name in wanted else 0, size):
+            chosen = rows[start:start + size]
+            part = Part(data.task.name, data.batch(chosen), 1.0, len(chosen))
+            tally.add([part], task_objective(network, [part])[1])
+    return tally.means()

@@ -1,0 +1,1 @@
+"""The personal room: how a client makes its own model X from what it sees of W."""

@@ -1,0 +1,25 @@
+"""Post-training: the final W trains on, on the client's own data."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tapfl.blocks import BlockState
+from tapfl.data.federation import Client
+from tapfl.personal.personalizer import Personalizer
+
+
+class PostTrain(Personalizer):
+    """P steps more."""
+
+    times: ClassVar[int] = 1
+
+    def after_federation(self, client: Client, final: BlockState) -> BlockState:
+        """Return W after P local steps."""
+        return self.method.post_train(client, final, self.times * self.context.config.post.steps)
+
+
+class PostTrainTwice(PostTrain):
+    """2P steps more: as many as TAP's teacher and student take together."""
+
+    times: ClassVar[int] = 2
