@@ -3,9 +3,11 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tapfl.cli import main
 from tapfl.config import preset_names
+from tests.experiment import tiny_experiment
 
 
 def test_help_imports_nothing_heavy():
@@ -52,10 +54,13 @@ def test_model_table(capsys):
 
 
 def test_counting_full_size_models_takes_no_memory():
-    code = ("import resource, sys, tapfl.cli as c; c.main(['model', 'flava', '--json']);"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)")
+    code = ("import resource, sys, tapfl.cli as c\n"
+            "for preset in ('mini', 'flava'):\n"
+            "    c.main(['model', preset, '--json'])\n"
+            "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stderr.split()[-1]) < 900_000  # kilobytes; the model alone has a gigabyte
+    small, large = (int(line) for line in done.stderr.split()[-2:])
+    assert large - small < 100_000  # kilobytes; the model itself would take a gigabyte
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -95,3 +100,84 @@ def test_python_dash_m():
     done = subprocess.run([sys.executable, "-m", "tapfl", "--version"], capture_output=True,
                           text=True, check=True)
     assert done.stdout.startswith("tapfl ")
+
+
+@pytest.fixture
+def tiny_file(tmp_path):
+    config = tiny_experiment(tmp_path, methods=["fedavg", "tap"], train={"rounds": 2})
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return path
+
+
+def test_run_resume_and_table(tiny_file, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["run", str(tiny_file), "--out", str(out), "--tensorboard", "--seed", "9"]) == 0
+    captured = capsys.readouterr()
+    assert "fedavg" in captured.out
+    assert "made with random weights" in captured.out
+    assert str(out / "results.csv") in captured.out
+    assert "fedavg: round 2/2" in captured.err
+    assert list((out / "tensorboard").iterdir())
+    assert (out / "results.csv").read_text().splitlines()[1].startswith("9,fedavg,shapes,")
+    assert main(["run", str(tiny_file), "--out", str(out)]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main(["run", "--resume", "--out", str(out), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_default_folders_do_not_collide(tiny_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert main(["run", str(tiny_file), "--quiet", "--set", "train.rounds=0",
+                     "--set", "post.steps=0"]) == 0
+    assert (tmp_path / "runs/tiny/results.csv").is_file()
+    assert (tmp_path / "runs/tiny-2/results.csv").is_file()
+
+
+def test_show_is_a_configuration(tmp_path, capsys):
+    assert main(["show", "flava", "--set", "train.rounds=5"]) == 0
+    path = tmp_path / "shown.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert "rounds: 5" in path.read_text()
+    assert main(["validate", str(path)]) == 0
+    assert "10 methods in 5 federated run(s), 30 clients, 8 tasks" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("preset", preset_names())
+def test_every_preset_validates(preset, capsys):
+    assert main(["validate", preset]) == 0
+    assert "valid" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["run"], "expected a preset or a file"),
+    (["run", "--resume"], "expected a preset or a file"),
+    (["run", "--resume", "--out", "nowhere"], "nowhere: no run to resume here"),
+    (["run", "quickstart", "--device", "tpu"], "expected auto, cpu or cuda"),
+    (["run", "quickstart", "--set", "train.rouns=3"],
+     "unknown key 'train.rouns'; did you mean 'rounds'?"),
+    (["run", "quickstart", "--set", "methods=[tapp]"], "did you mean 'tap'?"),
+    (["run", "quickstart", "--set", "tap.criterion=validation"], "set federation.holdout"),
+    (["run", "quickstart", "--set", "train.lr=-1"], "train.lr: "),
+    (["run", "quickstart", "--set", "federation.groups=5000"], "too many for the 1200 samples"),
+    (["run", "quickstart", "--set", "foundation.weights=/no/where.safetensors"],
+     "/no/where.safetensors: not a readable safetensors file"),
+    (["validate", "quickstart", "--set", "tap.margins.text_generation=wide"], "tap.margins"),
+    (["pretrain", "mini", "--steps", "1"], "expected at least 10"),
+])
+def test_bad_runs(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1, captured.err
+    assert message in captured.err
+
+
+def test_python_api(tiny_file, tmp_path):
+    import tapfl
+
+    rows = tapfl.run(tapfl.load_config(tiny_file), tmp_path / "api")
+    assert {r["method"] for r in rows} == {"fedavg", "tap"}
+    with pytest.raises(AttributeError):
+        tapfl.nothing  # noqa: B018

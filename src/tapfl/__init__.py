@@ -1,3 +1,24 @@
-"""tapfl: personalised federated learning of multi-modal, multi-task foundation models."""
+"""tapfl: personalised federated learning of multi-modal, multi-task foundation models.
+
+    import tapfl
+    config = tapfl.load_config("quickstart", ["train.rounds=10"])
+    rows = tapfl.run(config, "runs/mine")
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 __version__ = "0.1.0"
+__all__ = ["TapflError", "__version__", "load_config", "run"]
+
+_HOMES = {"run": "tapfl.engine.run", "load_config": "tapfl.config", "TapflError": "tapfl.errors"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the public names when they are used, so that importing tapfl costs nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tapfl' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)

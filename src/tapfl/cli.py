@@ -8,10 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from tapfl import __version__
 from tapfl.errors import TapflError
+
+Verbs = Any  # argparse's collection of subparsers
 
 
 def entry() -> None:
@@ -44,29 +48,148 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tapfl",
         description="Personalise multi-modal, multi-task foundation models in federated learning.",
-        epilog="Start with: tapfl model mini",
+        epilog="Start with: tapfl run quickstart",
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _add_model(verbs)
-    _add_presets(verbs)
+    for add in (_add_run, _add_presets, _add_show, _add_validate, _add_model, _add_pretrain):
+        add(verbs)
     return parser
 
 
-def _add_model(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verb = verbs.add_parser(
-        "model", help="count a model's parameters and bytes, block by block",
-        description="Count the parameters of a preset's server model and of every kind of client, "
-                    "without and with TAP's second copy. Loads no weights.",
-        epilog="examples:\n  tapfl model flava\n  tapfl model vilt --json\n"
-               "  tapfl model flava --set backbone.layers_per_stage=2",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    verb.add_argument("preset", metavar="PRESET|FILE.yaml", help="see 'tapfl presets'")
+def _verb(verbs: Verbs, name: str, run: Callable[[argparse.Namespace], None], short: str,
+          long: str, examples: Sequence[str]) -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name, help=short, description=long,
+        epilog="examples:\n" + "\n".join(f"  {e}" for e in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    verb.set_defaults(run=run)
+    return verb
+
+
+def _add_config(verb: argparse.ArgumentParser, optional: bool = False) -> None:
+    verb.add_argument("preset", metavar="PRESET|FILE.yaml", nargs="?" if optional else None,
+                      help="a shipped preset (see 'tapfl presets') or a configuration file")
     verb.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[],
                       help="change any key of the configuration, by its dotted name")
+
+
+def _add_run(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "run", _run, "run an experiment",
+        "Run an experiment: every method of the configuration, on the same clients and data.\n"
+        "Writes results.csv, events.jsonl, run.json and the final models into the folder --out.\n"
+        "Stop it at any moment; --resume goes on from the last checkpoint.",
+        ["tapfl run quickstart",
+         "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",
+         "tapfl run --resume --out runs/longer",
+         "tapfl run quickstart --set 'methods=[fedavg, disentafl+tap]'"])
+    _add_config(verb, optional=True)
+    verb.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/PRESET)")
+    verb.add_argument("--seed", type=int, metavar="N", help="the experiment's seed")
+    verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+    verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    verb.add_argument("--quiet", action="store_true", help="print the table at the end, no more")
+    verb.add_argument("--tensorboard", action="store_true",
+                      help="write TensorBoard scalars to DIR/tensorboard")
+
+
+def _run(options: argparse.Namespace) -> None:
+    from tapfl.config import load_config
+    from tapfl.engine.run import run, stored_config
+    from tapfl.report.progress import progress
+    from tapfl.report.tables import show
+
+    if options.preset is None and not (options.resume and options.out):
+        raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
+    if options.preset is None:
+        config = stored_config(options.out)
+    else:
+        seed = [] if options.seed is None else [f"seed={options.seed}"]
+        config = load_config(options.preset, [*options.overrides, *seed])
+    out = options.out or _fresh(Path("runs") / Path(options.preset).stem)
+    beside = Path(options.preset).parent if (options.preset or "").endswith(".yaml") else None
+    watch = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
+    try:
+        rows = run(config, out, resume=options.resume, device=options.device, watch=watch,
+                   modules=beside)
+    except KeyboardInterrupt:
+        print(f"tapfl: stopped; go on with: tapfl run --resume --out {out}", file=sys.stderr)
+        raise
+    show(rows, config.methods)
+    if json.loads((out / "run.json").read_text())["random_weights"]:
+        print("made with random weights: the foundation was not pre-trained")
+    print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
+          f"record: {out / 'run.json'}   models: {out / 'models'}")
+
+
+def _fresh(folder: Path) -> Path:
+    """Return the folder, or the next free one after it."""
+    taken, number = folder, 1
+    while taken.exists():
+        number += 1
+        taken = folder.with_name(f"{folder.name}-{number}")
+    return taken
+
+
+def _add_presets(verbs: Verbs) -> None:
+    _verb(verbs, "presets", _presets, "list the shipped presets", "List the shipped presets.",
+          ["tapfl presets"])
+
+
+def _presets(options: argparse.Namespace) -> None:
+    from tapfl.config import preset_summaries
+
+    for name, summary in preset_summaries().items():
+        print(f"{name:<16} {summary}")
+
+
+def _add_show(verbs: Verbs) -> None:
+    verb = _verb(verbs, "show", _show, "print a whole configuration",
+                 "Print a configuration as YAML with every key, also those left at their default.",
+                 ["tapfl show flava > mine.yaml", "tapfl show quickstart --set train.rounds=5"])
+    _add_config(verb)
+
+
+def _show(options: argparse.Namespace) -> None:
+    import yaml
+
+    from tapfl.config import load_config
+
+    config = load_config(options.preset, options.overrides)
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+
+
+def _add_validate(verbs: Verbs) -> None:
+    verb = _verb(verbs, "validate", _validate, "check a configuration without running it",
+                 "Check a configuration: its keys and values, its federation, its methods.",
+                 ["tapfl validate mine.yaml"])
+    _add_config(verb)
+
+
+def _validate(options: argparse.Namespace) -> None:
+    from tapfl.config import load_config
+    from tapfl.data.federation import load_federation
+    from tapfl.engine.registry import plan
+
+    config = load_config(options.preset, options.overrides)
+    federation = load_federation(config.federation)
+    beside = Path(options.preset).parent if options.preset.endswith(".yaml") else None
+    runs = plan(config.methods, beside)
+    clients = config.federation.groups * len(federation.clients)
+    print(f"{options.preset}: valid. {len(config.methods)} methods in {len(runs)} federated "
+          f"run(s), {clients} clients, {len(federation.tasks)} tasks")
+
+
+def _add_model(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "model", _model, "count a model's parameters and bytes, block by block",
+        "Count the parameters of a preset's server model and of every kind of client, without and\n"
+        "with TAP's second copy. Loads no weights.",
+        ["tapfl model flava", "tapfl model vilt --json",
+         "tapfl model flava --set backbone.layers_per_stage=2"])
+    _add_config(verb)
     verb.add_argument("--json", action="store_true", help="print JSON")
-    verb.set_defaults(run=_model)
 
 
 def _model(options: argparse.Namespace) -> None:
@@ -77,14 +200,31 @@ def _model(options: argparse.Namespace) -> None:
     print(json.dumps(summary, indent=2) if options.json else render(summary, options.preset))
 
 
-def _add_presets(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    verb = verbs.add_parser("presets", help="list the shipped presets",
-                            description="List the shipped presets.")
-    verb.set_defaults(run=_presets)
+def _add_pretrain(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "pretrain", _pretrain, "pre-train the mini foundation",
+        "Pre-train the mini foundation on the miniature world's unlabelled stream: masked text,\n"
+        "masked images, image-text matching. The package ships what this command writes.",
+        ["tapfl pretrain mini --out mini.safetensors --device cuda",
+         "tapfl run quickstart --set foundation.weights=mini.safetensors"])
+    verb.add_argument("foundation", choices=["mini"], help="the foundation to pre-train")
+    verb.add_argument("--out", type=Path, default=Path("mini.safetensors"), metavar="FILE")
+    verb.add_argument("--steps", type=int, default=3500, metavar="N")
+    verb.add_argument("--seed", type=int, default=0, metavar="N")
+    verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
 
 
-def _presets(options: argparse.Namespace) -> None:
-    from tapfl.config import preset_summaries
+def _pretrain(options: argparse.Namespace) -> None:
+    from tapfl.engine.run import pick_device
+    from tapfl.pretrain import pretrain_mini
 
-    for name, summary in preset_summaries().items():
-        print(f"{name:<16} {summary}")
+    if options.steps < 10:
+        raise TapflError(f"--steps {options.steps}: expected at least 10")
+
+    def tell(step: int, losses: dict[str, float]) -> None:
+        print(f"step {step + 1}/{options.steps}: "
+              + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()), flush=True)
+
+    pretrain_mini(options.out, steps=options.steps, seed=options.seed,
+                  device=pick_device(options.device), progress=tell)
+    print(f"written: {options.out}")

@@ -104,6 +104,11 @@ class Batch:
                        for v in (getattr(self, f.name) for f in dataclasses.fields(self))))
 
 
+def at_least_fp32(values: Tensor) -> Tensor:
+    """Return half-precision values in fp32, others as they are: losses want the digits."""
+    return values.float() if values.element_size() < 4 else values
+
+
 def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     """Return the loss of the task's kind, the mean over samples (over real tokens for text).
 
@@ -112,11 +117,11 @@ def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | Non
     """
     import torch.nn.functional as F
 
-    prediction = prediction.float()
+    prediction = at_least_fp32(prediction)
     if task.is_classification:
         return F.cross_entropy(prediction, target.long())
     if task.kind == IMAGE_GENERATION:
-        return F.mse_loss(prediction, target.float())
+        return F.mse_loss(prediction, target.to(prediction.dtype))
     target = target.long()
     if mask is not None:
         target = target.masked_fill(~mask, -100)

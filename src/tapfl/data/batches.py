@@ -128,7 +128,7 @@ class ClientData:
         total = self.samples
         size = min(size, total)
         epochs = math.ceil(steps * size / total)
-        order = np.concatenate([rng.permutation(total) for _ in range(epochs)] or [[]])
+        order = np.concatenate([np.arange(0), *(rng.permutation(total) for _ in range(epochs))])
         bounds = np.cumsum([0, *(len(rows) for _, rows in self.parts)])
         for step in range(steps):
             drawn = order[step * size:(step + 1) * size]

@@ -155,13 +155,14 @@ def _background(rng: Rng, count: int) -> Pixels:
     """Soft, dark gradients."""
     base = rng.uniform(.05, .4, (count, 3, 1, 1)).astype(np.float32)
     slope = rng.uniform(-.15, .15, (2, count, 3, 1, 1)).astype(np.float32)
-    return base + slope[0] * _X[None] + slope[1] * _Y[None]
+    return np.asarray(base + slope[0] * _X[None] + slope[1] * _Y[None], dtype=np.float32)
 
 
 def _colors(rng: Rng, which: NDArray[np.int64]) -> Pixels:
     """Return the named colours, a little off."""
     table: Pixels = np.array(list(COLORS.values()), dtype=np.float32)
-    return table[which] + rng.normal(0, .05, (len(which), 3)).astype(np.float32)
+    noise: Pixels = rng.normal(0, .05, (len(which), 3)).astype(np.float32)
+    return np.asarray(table[which] + noise, dtype=np.float32)
 
 
 def _finish(rng: Rng, image: Pixels, noise: float) -> NDArray[np.uint8]:

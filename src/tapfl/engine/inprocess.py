@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -64,7 +66,7 @@ class Trajectory:
     def _round(self, round_: int) -> None:
         started = time.perf_counter()
         seen: dict[str, list[float]] = {}
-        refused, before = 0, self.context_replacements
+        refused, before = 0, self.events.replacements
         cohort = [self.context.federation[i] for i in self.server.cohort(round_)]
         for client in cohort:
             losses, fault = self._client(client, round_)
@@ -81,7 +83,7 @@ class Trajectory:
             seconds=time.perf_counter() - started,
             contributors={name: contributors[name] for name in sorted(contributors)})
         self.watch.round(round_, [c.id for c in cohort], means,
-                         self.context_replacements - before, refused)
+                         self.events.replacements - before, refused)
 
     def _client(self, client: Client, round_: int) -> tuple[Losses, str | None]:
         """One client's turn: receive, train, send; then the personalizers."""
@@ -114,22 +116,19 @@ class Trajectory:
         kept = self.context.states.load(self.plan.federated, client.id)
         return kept[0] if kept else self.method.initial.subset(self.method.private(client))
 
-    @property
-    def context_replacements(self) -> int:
-        return getattr(self.context.emit, "replacements", 0)
-
     def _commit(self) -> None:
         self.store.commit(self.server.blocks, {"events": self.events.offset()})
 
     def _resume(self) -> None:
         found = self.store.restore()
         if found is None:
+            self.events.rewind(0)
             return
         blocks, notes, faults = found
         for fault in faults:
             self.watch.say(f"{fault}; going back to round {self.store.round + 1}")
         self.server.blocks = blocks.to(self.context.device)
-        self.events.truncate(notes["events"])
+        self.events.rewind(notes["events"])
 
     # After the last round
 
@@ -145,7 +144,7 @@ class Trajectory:
             write_state(path / "server.safetensors", self.server.blocks, {})
         for index in range(len(federation)):
             path = folder / f"{federation.id_of(index)}.json"
-            record = read_final(path)
+            record = _recorded(path)
             if record is None:
                 self.events.hold()
                 found = self._final(federation[index])
@@ -172,7 +171,9 @@ class Trajectory:
         for personalizer in self.personalizers:
             personal = personalizer.after_federation(client, final)
             personal.load_into(method.network.blocks)
-            with method.predicting() if set(personal) == set(final) else _as_is():
+            # A personal model of all the client's blocks, private ones too, predicts as W does.
+            like_w = set(personal) == set(final)
+            with method.predicting() if like_w else contextlib.nullcontext():
                 rows += self._evaluate(personalizer.name, client, common=False)
             self._keep(personalizer.name, client, personal)
         return rows
@@ -198,14 +199,6 @@ class Trajectory:
         return rows
 
 
-def read_final(path: Path) -> Mapping[str, Any] | None:
+def _recorded(path: Path) -> Mapping[str, Any] | None:
     """Return a client's final record, if it is there."""
-    import json
-
-    return json.loads(path.read_text()) if path.is_file() else None
-
-
-def _as_is() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
+    return dict(json.loads(path.read_text())) if path.is_file() else None

@@ -23,21 +23,30 @@ Row = dict[str, Any]
 
 
 class EventLog:
-    """One JSON object a line. ``held`` events wait until what they tell of is on disk."""
+    """One JSON object a line, in the run's file and in a segment that belongs to one method.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    The segments are what counts after a crash: the run's file is put together from them again.
+    ``held`` events wait until what they tell of is on disk.
+    """
+
+    def __init__(self, path: Path, segment: Path) -> None:
+        segment.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", encoding="utf-8")
+        self._segment = segment.open("a+", encoding="utf-8")
         self._held: list[dict[str, Any]] | None = None
+        self.replacements = 0  # emitted so far, for progress displays
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write an event, or hold it."""
         record = {"event": event, **fields}
-        if self._held is None:
-            self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-        else:
+        self.replacements += event == "replacement"
+        if self._held is not None:
             self._held.append(record)
+            return
+        line = json.dumps(record) + "\n"
+        for file in (self._segment, self._file):
+            file.write(line)
+            file.flush()
 
     def hold(self) -> None:
         """Keep events back from now on."""
@@ -49,22 +58,26 @@ class EventLog:
         return held
 
     def replay(self, records: Iterable[dict[str, Any]]) -> None:
-        """Write events that were held or recorded elsewhere."""
+        """Write events to the run's file that are recorded elsewhere."""
         for record in records:
-            self.emit(**record)
+            self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
 
     def offset(self) -> int:
-        """Return how long the file is: what a checkpoint refers to."""
-        return self._file.tell()
+        """Return how long the segment is: what a checkpoint refers to."""
+        return self._segment.tell()
 
-    def truncate(self, offset: int) -> None:
-        """Forget everything after a checkpoint."""
-        self._file.truncate(offset)
-        self._file.seek(0, 2)
+    def rewind(self, offset: int) -> None:
+        """Forget what came after a checkpoint; tell the run's file what came before."""
+        self._segment.truncate(offset)
+        self._segment.seek(0)
+        self._file.write(self._segment.read())
+        self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
         self._file.close()
+        self._segment.close()
 
 
 def write_results(path: Path, rows: Iterable[Row]) -> None:

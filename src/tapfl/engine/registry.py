@@ -96,6 +96,6 @@ def _import(module: str, name: str, folder: Path | None) -> Any:
     except TapflError:
         raise
     except Exception as error:
+        reason = (str(error).splitlines() or [""])[0]
         raise TapflError(f"methods: '{name}': cannot import {module} (looked for {path}): "
-                         f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-                         ) from None
+                         f"{type(error).__name__}: {reason}") from None

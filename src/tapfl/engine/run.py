@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -41,20 +42,20 @@ def run(config: Config, out: Path | str, *, resume: bool = False, device: str = 
     started = time.perf_counter()
     context, tokenizer = _build(config, device)
     record |= _facts(context, device)
-    events = EventLog(out / "events.jsonl")
-    context.emit = _counting(events)
+    (out / "events.jsonl").write_text("")  # put together again from what each method has kept
     rows: list[Row] = []
     try:
         for each in plans:
             store = Store(out / "state" / slug(each.federated))
-            context.states = store
-            rows += Trajectory(each, context, store, events, tokenizer, out / "models",
-                               watch).run(resume)
+            with contextlib.closing(EventLog(out / "events.jsonl",
+                                             store.folder / "events.jsonl")) as events:
+                context.states, context.emit = store, events.emit
+                rows += Trajectory(each, context, store, events, tokenizer, out / "models",
+                                   watch).run(resume)
     finally:
         record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
         record["memory"] = memory(device)
         write_json(out / "run.json", record)
-        events.close()
         watch.close()
     order = {name: i for i, name in enumerate(config.methods)}
     rows.sort(key=lambda row: order[row["method"]])
@@ -138,13 +139,3 @@ def _facts(context: Context, device: str) -> dict[str, Any]:
                        "trainable": sum(blocks.values()), "blocks": blocks},
     }
 
-
-class _counting:
-    """Emit events and count replacements on the way, for the progress display."""
-
-    def __init__(self, events: EventLog) -> None:
-        self.events, self.replacements = events, 0
-
-    def __call__(self, event: str, **fields: Any) -> None:
-        self.replacements += event == "replacement"
-        self.events.emit(event, **fields)

@@ -31,7 +31,8 @@ def _sum(network: Network, task: str, batch: Batch, samples: int) -> torch.Tenso
     """Return the right answers of a batch, or its squared error times its samples."""
     outputs = network(task, batch)
     if network.ownership.task(task).is_classification:
-        return (outputs.prediction.argmax(dim=-1) == batch.label).sum().double()
+        right: torch.Tensor = outputs.prediction.argmax(dim=-1) == batch.label
+        return right.sum().double()
     return network.loss(task, outputs, batch).double() * samples
 
 

@@ -14,6 +14,7 @@ from tapfl.data.batches import Part
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.training import Objective, weighted
 from tapfl.model.network import Network
+from tapfl.tasks import at_least_fp32
 
 
 class DisentAFL(FederatedMethod):
@@ -42,6 +43,6 @@ def disentanglement(groups: Sequence[Tensor]) -> Tensor:
 
     Averaged over the pairs of groups; zero when there is one group only.
     """
-    unit = [F.normalize(group.float(), dim=-1) for group in groups]
+    unit = [F.normalize(at_least_fp32(group), dim=-1) for group in groups]
     pairs = [(a @ b.T).square().mean() for a, b in combinations(unit, 2)]
     return torch.stack(pairs).mean() if pairs else groups[0].new_zeros(())

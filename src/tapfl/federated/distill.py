@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from tapfl.tasks import Batch
+from tapfl.tasks import Batch, at_least_fp32
 
 
 def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
@@ -14,8 +14,8 @@ def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: floa
     A distribution is a softmax over the last axis: the classes of a sample, the vocabulary at a
     (real) token, a row of an image.
     """
-    p = F.log_softmax(teacher.float() / temperature, dim=-1)
-    q = F.log_softmax(student.float() / temperature, dim=-1)
+    p = F.log_softmax(at_least_fp32(teacher) / temperature, dim=-1)
+    q = F.log_softmax(at_least_fp32(student) / temperature, dim=-1)
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(dim=-1)
     if batch.answer_mask is None or kl.shape != batch.answer_mask[:, 1:].shape:
         return temperature**2 * kl.mean()

@@ -36,7 +36,7 @@ class Bottleneck(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         """Return what is added to ``h``."""
-        with torch.autocast(h.device.type, h.dtype, enabled=h.dtype != torch.float32):
+        with torch.autocast(h.device.type, h.dtype, enabled=h.dtype.itemsize < 4):
             added: Tensor = self.up(torch.relu(self.down(h)))
         return added
 

@@ -110,9 +110,9 @@ def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 @torch.no_grad()
 def _move(parameters: list[nn.Parameter], direction: list[Tensor], rate: float) -> None:
-    torch._foreach_add_(parameters, direction, alpha=rate)
+    torch._foreach_add_([*parameters], direction, alpha=rate)
 
 
 @torch.no_grad()
 def _restore(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
-    torch._foreach_copy_(parameters, values)
+    torch._foreach_copy_([*parameters], values)

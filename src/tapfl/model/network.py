@@ -183,7 +183,7 @@ class Network(nn.Module):
     def _autocast(self, like: Tensor) -> torch.autocast:
         """Decoders keep fp32 parameters; they compute in the type of the frozen base."""
         return torch.autocast(like.device.type, self.foundation.dtype,
-                              enabled=self.foundation.dtype != torch.float32)
+                              enabled=self.foundation.dtype.itemsize < 4)
 
     def set_compute(self, dtype: torch.dtype) -> Network:
         """Cast the frozen base, for every network that stands on it; what trains stays fp32."""

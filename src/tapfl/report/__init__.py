@@ -1,0 +1,1 @@
+"""The report room: results for people."""

@@ -1,0 +1,84 @@
+"""The table at the end of a run: methods by tasks, mean and spread over clients."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tapfl.evaluation.metrics import LOWER_IS_BETTER, PERCENT, SECONDARY
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A method on a data set: the mean over clients, the spread, and its rank (1 is best)."""
+
+    mean: float
+    spread: float
+    clients: int
+    rank: int
+
+    def text(self, metric: str) -> str:
+        """Return the cell as text, with as many digits as the metric deserves."""
+        digits = 1 if metric in PERCENT else 4
+        return f"{self.mean:.{digits}f} ±{self.spread:.{digits}f}"
+
+
+Table = dict[tuple[str, str], dict[str, Cell]]  # (dataset, metric) -> method -> cell
+
+
+def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Group results by data set and metric; rank the methods in each."""
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        column = values.setdefault((row["dataset"], row["metric"]), {})
+        column.setdefault(row["method"], []).append(float(row["value"]))
+    table: Table = {}
+    for (dataset, metric), methods in values.items():
+        means = {m: statistics.fmean(v) for m, v in methods.items()}
+        ordered = sorted(set(means.values()), reverse=metric not in LOWER_IS_BETTER)
+        table[dataset, metric] = {
+            m: Cell(means[m], statistics.pstdev(v), len(v), ordered.index(means[m]) + 1)
+            for m, v in methods.items()}
+    return table
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
+    """Return the table as Markdown: best bold, second best underlined."""
+    table = tabulate(rows)
+    lines = ["| method | " + " | ".join(_title(*key) for key in table) + " |",
+             "|---" * (len(table) + 1) + "|"]
+    marks = {1: ("**", "**"), 2: ("<u>", "</u>")}
+    for method in methods:
+        cells = []
+        for (_, metric), column in table.items():
+            before, after = marks.get(column[method].rank, ("", ""))
+            cells.append(f"{before}{column[method].text(metric)}{after}")
+        lines.append(f"| {method} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
+    """Print methods by tasks, one metric per task, as many tasks to a table as fit 80 columns."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+    columns = [(key, column) for key, column in tabulate(rows).items() if key[1] not in SECONDARY]
+    styles = {1: "bold", 2: "underline"}
+    for start in range(0, len(columns), 4):
+        drawn = RichTable(title_justify="left", title=None if start else
+                          "mean ± spread over clients; best bold, second underlined")
+        drawn.add_column("method")
+        for key, _ in columns[start:start + 4]:
+            drawn.add_column(_title(*key), justify="right")
+        for method in methods:
+            cells = [(column[method], key[1]) for key, column in columns[start:start + 4]]
+            drawn.add_row(method, *(
+                f"[{styles[c.rank]}]{c.text(m)}[/]" if c.rank in styles else c.text(m)
+                for c, m in cells))
+        Console().print(drawn)
+
+
+def _title(dataset: str, metric: str) -> str:
+    return f"{dataset} {metric} {'↓' if metric in LOWER_IS_BETTER else '↑'}"

@@ -1,0 +1,60 @@
+import pytest
+
+from tapfl.engine.registry import plan
+from tapfl.engine.run import run
+from tapfl.errors import TapflError
+from tapfl.federated.method import FedAvg
+from tapfl.personal.tap import Tap
+from tests.experiment import tiny_experiment
+
+OWN = """
+from tapfl.federated.method import FedAvg
+from tapfl.personal.posttrain import PostTrain
+
+class Mine(FedAvg):
+    def train(self, client, round_):
+        losses = super().train(client, round_)
+        return losses
+
+class Thrice(PostTrain):
+    times = 3
+
+class Other:
+    pass
+"""
+
+
+def test_one_federated_run_feeds_all_its_personalizers():
+    plans = plan(["local", "fedavg", "fedavg+post", "tap", "tap-nokd", "disentafl+tap"])
+    assert [(p.federated, p.plain, [n for n, _ in p.personalizers]) for p in plans] == [
+        ("local", "local", []),
+        ("fedavg", "fedavg", ["fedavg+post", "tap", "tap-nokd"]),
+        ("disentafl", None, ["disentafl+tap"]),
+    ]
+    assert plans[1].method is FedAvg
+    assert plans[1].personalizers[1][1] is Tap
+
+
+def test_a_users_own_classes(tmp_path):
+    (tmp_path / "ownmethods.py").write_text(OWN)
+    names = ["ownmethods:Mine", "ownmethods:Mine+ownmethods:Thrice", "fedavg+ownmethods:Thrice"]
+    rows = run(tiny_experiment(tmp_path, methods=names, train={"rounds": 1}), tmp_path / "out",
+               modules=tmp_path)
+    assert {r["method"] for r in rows} == set(names)
+
+
+@pytest.mark.parametrize(("names", "message"), [
+    (["fedavgg"], "unknown federated method 'fedavgg'; did you mean 'fedavg'"),
+    (["fedavg+pst"], "unknown personalizer 'pst'; did you mean 'post'"),
+    (["fedavg+tap", "tap"], "'tap' is there twice"),
+    (["nowhere:Thing"], "cannot import nowhere"),
+    (["../evil:Thing"], "is not the name of a module"),
+    (["mymethods2:Nope"], "expected a class Nope"),
+    (["mymethods2:Other"], "derived from tapfl.federated.method.FederatedMethod"),
+    (["broken:Thing"], r"cannot import broken .*ZeroDivisionError"),
+])
+def test_bad_methods(tmp_path, names, message):
+    (tmp_path / "mymethods2.py").write_text(OWN)
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(TapflError, match=message):
+        plan(names, tmp_path)

@@ -1,0 +1,223 @@
+"""Runs that are interrupted, damaged or starved of disk, and go on."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+
+import pytest
+import torch
+
+from tapfl.engine import store as store_module
+from tapfl.engine.run import run
+from tapfl.engine.store import Store
+from tapfl.engine.watch import Watch
+from tapfl.errors import TapflError
+from tests.experiment import read_events, tiny_experiment
+
+METHODS = ["local", "fedavg", "fedavg+post", "tap", "feddat"]
+
+
+def _work(values, out, resume):
+    from tapfl.config import Config
+
+    torch.set_num_threads(1)
+    run(Config.model_validate(values), out, resume=resume)
+
+
+def _start(context, config, out, resume):
+    process = context.Process(target=_work, args=(config.model_dump(mode="json"), out, resume))
+    process.start()
+    return process
+
+
+def _stable(folder, event):
+    """Events without what the clock says."""
+    return [{k: v for k, v in e.items() if k != "seconds"} for e in read_events(folder, event)]
+
+
+def test_killed_at_ten_random_points(tmp_path):
+    """kill -9 anywhere; the resumed run's results are those of an undisturbed one, byte by byte."""
+    config = tiny_experiment(tmp_path, methods=METHODS)
+    # A server process that has imported everything forks a fresh child for every attempt.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tapfl.engine.run", "transformers.models.flava"])
+    calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    started = time.monotonic()
+    process = _start(context, config, calm, False)
+    process.join()
+    assert process.exitcode == 0
+    whole = time.monotonic() - started
+    points = random.Random(5)
+    kills = 0
+    for attempt in range(40):
+        process = _start(context, config, stormy, attempt > 0)
+        # Early attempts die early, later ones get further; the points are random all the same.
+        process.join(points.uniform(0.1, 0.6) * whole)
+        if process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            kills += 1
+        if kills == 10:
+            process = _start(context, config, stormy, True)
+            process.join()
+            break
+        if json.loads((stormy / "run.json").read_text())["finished"]:
+            # Ten deaths are wanted: start over with what is known to be right.
+            assert (stormy / "results.csv").read_bytes() == (calm / "results.csv").read_bytes()
+            stormy = tmp_path / f"stormy{attempt}"
+    assert kills == 10
+    assert (stormy / "results.csv").read_bytes() == (calm / "results.csv").read_bytes()
+    for event in ("round", "replacement", "refused"):
+        assert _stable(stormy, event) == _stable(calm, event)
+
+
+class Stop(Watch):
+    """Press Ctrl-C in the middle of things."""
+
+    def __init__(self, at_round=None, at_client=None):
+        self.at_round, self.at_client, self.said = at_round, at_client, []
+
+    def round(self, round_, cohort, losses, replacements, refused):
+        if round_ == self.at_round:
+            raise KeyboardInterrupt
+
+    def client(self, client, done, clients):
+        if done == self.at_client:
+            raise KeyboardInterrupt
+
+    def say(self, message):
+        self.said.append(message)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calm")
+    config = tiny_experiment(folder, methods=["fedavg+post", "tap"], train={"rounds": 6})
+    run(config, folder / "out")
+    return config, folder / "out"
+
+
+@pytest.mark.parametrize("stop", [Stop(at_round=0), Stop(at_round=3), Stop(at_client=2)])
+def test_ctrl_c_commits_and_resumes(tmp_path, calm, stop):
+    config, expected = calm
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", watch=stop)
+    assert not json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
+    if stop.at_round is not None:
+        store = Store(tmp_path / "out" / "state" / "fedavg")
+        assert store.restore()[1]["round"] == stop.at_round
+    run(config, tmp_path / "out", resume=True)
+    for name in ("results.csv",):
+        assert (tmp_path / "out" / name).read_bytes() == (expected / name).read_bytes()
+    assert _stable(tmp_path / "out", None) == _stable(expected, None)
+
+
+def test_a_complete_run_stays_as_it_is(calm):
+    config, out = calm
+    before = (out / "results.csv").read_bytes()
+    rows = run(config, out, resume=True)
+    assert (out / "results.csv").read_bytes() == before
+    assert len(rows) == len(before.splitlines()) - 1
+
+
+def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, calm):
+    config, expected = calm
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", watch=Stop(at_round=5))
+    newest = sorted((tmp_path / "out/state/fedavg/checkpoints").glob("*.safetensors"))[-1]
+    data = bytearray(newest.read_bytes())
+    data[-5] ^= 0xFF
+    newest.write_bytes(data)
+    watch = Stop()
+    run(config, tmp_path / "out", resume=True, watch=watch)
+    assert "damaged" in watch.said[0]
+    assert "going back to round" in watch.said[0]
+    assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
+
+
+def test_no_sound_checkpoint_is_one_clear_line(tmp_path, calm):
+    config, _ = calm
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", watch=Stop(at_round=5))
+    for path in (tmp_path / "out/state/fedavg/checkpoints").glob("*.safetensors"):
+        path.write_bytes(b"")
+    with pytest.raises(TapflError, match="no sound checkpoint is left"):
+        run(config, tmp_path / "out", resume=True)
+
+
+def test_full_disk(tmp_path, calm, monkeypatch):
+    """The write that fails says so; what was written before still loads."""
+    config, expected = calm
+    real, count = store_module.BlockState.save, [0]
+
+    def save(self, path, metadata=None):
+        count[0] += 1
+        if count[0] == 12:
+            raise OSError(28, "No space left on device")
+        real(self, path, metadata)
+
+    monkeypatch.setattr(store_module.BlockState, "save", save)
+    with pytest.raises(TapflError, match=r"cannot be written .*No space left.*--resume"):
+        run(config, tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    run(config, tmp_path / "out", resume=True)
+    assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
+
+
+def test_resume_refuses_another_configuration(tmp_path, calm):
+    config, out = calm
+    other = config.model_copy(update={"seed": 8})
+    with pytest.raises(TapflError, match="started with another 'seed'"):
+        run(other, out, resume=True)
+    with pytest.raises(TapflError, match="already holds a run"):
+        run(config, out)
+
+
+def test_folders_that_are_in_the_way(tmp_path):
+    config = tiny_experiment(tmp_path)
+    (tmp_path / "busy").mkdir()
+    (tmp_path / "busy" / "file").write_text("mine")
+    with pytest.raises(TapflError, match="is in the way"):
+        run(config, tmp_path / "busy")
+    (tmp_path / "plain").write_text("mine")
+    with pytest.raises(TapflError, match=r"is in the way|cannot make"):
+        run(config, tmp_path / "plain")
+    assert (tmp_path / "busy" / "file").read_text() == "mine"
+
+
+def test_same_seed_same_results_other_seed_others(tmp_path, calm):
+    config, out = calm
+    run(config, tmp_path / "again")
+    assert (tmp_path / "again/results.csv").read_bytes() == (out / "results.csv").read_bytes()
+    run(config.model_copy(update={"seed": 8}), tmp_path / "other")
+    assert (tmp_path / "other/results.csv").read_bytes() != (out / "results.csv").read_bytes()
+
+
+def test_old_client_files_are_forgotten(tmp_path):
+    config = tiny_experiment(tmp_path, train={"rounds": 12, "cohort": 4, "local_steps": 1},
+                             checkpoint={"every": 1})
+    run(config, tmp_path / "out")
+    for folder in (tmp_path / "out/state/fedavg/clients/tap").iterdir():
+        assert len(list(folder.iterdir())) <= 4
+    assert len(list((tmp_path / "out/state/fedavg/checkpoints").glob("*.json"))) == 2
+
+
+def test_what_a_run_writes(calm):
+    config, out = calm
+    header, *lines = (out / "results.csv").read_text().splitlines()
+    assert header == "seed,method,client,task,dataset,metric,value,samples"
+    assert len(lines) == 2 * (7 + 2)  # seven client tasks, two of them with two metrics
+    record = json.loads((out / "run.json").read_text())
+    assert record["finished"]
+    assert record["random_weights"]
+    assert record["config"]["seed"] == config.seed
+    assert record["parameters"]["trainable"] == sum(record["parameters"]["blocks"].values())
+    assert record["memory"]["peak_rss"] > 0
+    assert record["seconds"] > 0
+    assert {e["event"] for e in read_events(out)} == {"round", "replacement"}
+    for method in ("fedavg+post", "tap"):
+        assert len(list((out / "models" / method).glob("*.safetensors"))) == 4
+    assert not [p for p in out.rglob("*") if p.suffix in (".pkl", ".pt", ".bin")]

@@ -1,0 +1,64 @@
+"""A tiny experiment: four clients, five tasks, a random model; seconds, not minutes."""
+
+import json
+from pathlib import Path
+
+from tapfl.config import Config
+from tapfl.engine.inprocess import Trajectory
+from tapfl.engine.record import EventLog
+from tapfl.engine.registry import plan
+from tapfl.engine.run import _build
+from tapfl.engine.store import Store
+from tests.conftest import FLAVA
+
+FEDERATION = """
+tasks:
+  tiny-imagenet: {kind: image_classification, modalities: [image], classes: 8}
+  fmnist: {kind: image_generation, modalities: [image]}
+  agnews: {kind: text_classification, modalities: [text], classes: 4}
+  vqa: {kind: text_generation, modalities: [image, text]}
+  commongen: {kind: text_generation, modalities: [text]}
+clients:
+  - {name: shapes, tasks: {tiny-imagenet: 1, agnews: 1/2}}
+  - {name: news, tasks: {agnews: 1/2}}
+  - {name: looks, tasks: {vqa: 1, fmnist: 1/2}}
+  - {name: words, tasks: {commongen: 1, fmnist: 1/2}}
+"""
+
+
+def tiny_experiment(folder: Path, **sections) -> Config:
+    path = folder / "federation.yaml"
+    path.write_text(FEDERATION)
+    values = {
+        "seed": 7,
+        "methods": ["tap"],
+        "foundation": {"name": "flava", "weights": "random",
+                       "architecture": {**FLAVA, "vocab_size": 600}},
+        "lora": {"encoder_rank": 2, "attention_rank": 2, "expert_rank": 2, "dropout": 0.1},
+        "federation": {"file": str(path), "groups": 1},
+        "data": {"train": 24, "test": 6},
+        "train": {"rounds": 4, "cohort": 2, "local_steps": 2, "batch_size": 5,
+                  "lr_initial": 1e-3, "lr": 5e-3, "warmup_rounds": 2},
+        "post": {"steps": 2},
+        "evaluation": {"batch_size": 6, "max_new_tokens": 4},
+        "checkpoint": {"every": 2},
+    }
+    for key, value in sections.items():
+        values[key] = values.get(key, {}) | value if isinstance(value, dict) else value
+    return Config.model_validate(values)
+
+
+def trajectory(config, folder, names=None):
+    """Return a trajectory of the configuration's methods, and its events."""
+    context, tokenizer = _build(config, "cpu")
+    folder.mkdir(parents=True, exist_ok=True)
+    events = EventLog(folder / "events.jsonl", folder / "state" / "events.jsonl")
+    store = Store(folder / "state")
+    context.states, context.emit = store, events.emit
+    (each,) = plan(names or config.methods)
+    return Trajectory(each, context, store, events, tokenizer, folder / "models")
+
+
+def read_events(folder, event=None):
+    records = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    return [r for r in records if event is None or r["event"] == event]

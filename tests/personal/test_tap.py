@@ -1,0 +1,159 @@
+import math
+
+import pytest
+import torch
+
+from tapfl.blocks import BlockState
+from tapfl.engine.run import run
+from tapfl.federated.distill import divergence
+from tapfl.tasks import Batch
+from tests.experiment import read_events, tiny_experiment, trajectory
+
+
+def _margins(value):
+    kinds = ("image_classification", "image_generation", "text_classification", "text_generation")
+    return {"margins": dict.fromkeys(kinds, value)}
+
+
+@pytest.fixture(scope="module")
+def w_alone(tmp_path_factory):
+    """The federated model after five rounds with nobody watching."""
+    folder = tmp_path_factory.mktemp("alone")
+    alone = trajectory(tiny_experiment(folder, train={"rounds": 5}, methods=["fedavg"]), folder)
+    for t in range(5):
+        alone._round(t)
+    return alone.server.blocks
+
+
+@pytest.mark.parametrize(("margin", "always"), [(1e6, False), (-1e6, True)])
+def test_extreme_margins(tmp_path, margin, always, w_alone):
+    """Huge: only the first participation replaces. Very negative: every seen task, every time."""
+    config = tiny_experiment(tmp_path, train={"rounds": 5}, tap=_margins(margin))
+    watched = trajectory(config, tmp_path)
+    for t in range(5):
+        watched._round(t)
+    events = read_events(tmp_path, "replacement")
+    first = {}
+    for event in events:
+        assert event["initial"] == ((event["client"], event["task"]) not in first)
+        first.setdefault((event["client"], event["task"]), event["round"])
+        assert event["blocks"] == sorted(watched.method.blocks_of_task(event["task"]))
+        assert event["margin"] == margin
+        assert (event["personal_loss"] is None) == event["initial"]
+    assert all(e["initial"] for e in events) != always
+    if always:
+        seen = sum(len(r["losses"]) for r in read_events(tmp_path, "round"))
+        assert len(events) >= seen
+    # Nobody who watches changes W, not by a bit.
+    for name in w_alone:
+        assert torch.equal(w_alone[name], watched.server.blocks[name])
+
+
+def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
+    """Trap 3: all of the task's blocks, experts and stage-2 stacks too, and no others."""
+    run = trajectory(tiny_experiment(tmp_path), tmp_path)
+    tap = run.personalizers[0]
+    client = run.context.federation.find("shapes")
+    mine = run.method.initial.subset(run.method.owned(client)).clone()
+    before = mine.clone()
+    w = BlockState({k: v + 1 for k, v in mine.items()}, mine.shapes)
+    tap._replace(client, 0, "agnews", mine, w, 1.0, 2.0)
+    changed = {n for n in mine if not torch.equal(mine[n], before[n])}
+    assert changed == set(run.method.blocks_of_task("agnews"))
+    assert "mome/text_classification/expert/text" in changed
+    assert "mote/text/expert/text_classification" in changed
+    assert all(torch.equal(mine[n], w[n]) for n in changed)
+
+
+def test_post_train_is_taps_teacher_bit_for_bit(tmp_path, monkeypatch):
+    config = tiny_experiment(tmp_path, methods=["fedavg+post", "tap"])
+    both = trajectory(config, tmp_path)
+    client = both.context.federation[0]
+    final = both.server.blocks.subset(both.method.owned(client))
+    post = both.personalizers[0].after_federation(client, final)
+    both.method._trained = None  # train the teacher afresh
+    both.personalizers[1].after_federation(client, final)
+    teacher = BlockState.extract(both.method.teacher.blocks, final)
+    assert all(torch.equal(post[n], teacher[n]) for n in final)
+    assert not both.method.teacher.training
+
+
+def test_without_distillation_the_teacher_does_not_matter(tmp_path):
+    config = tiny_experiment(tmp_path, methods=["tap", "tap-nokd"])
+    both = trajectory(config, tmp_path)
+    client = both.context.federation.find("words")
+    final = both.server.blocks.subset(both.method.owned(client))
+    taught, untaught = (p.after_federation(client, final) for p in both.personalizers)
+    assert any(not torch.equal(taught[n], untaught[n]) for n in final)
+    both.method.post_train = lambda *_: final  # another teacher
+    both.method._trained = None
+    again = both.personalizers[1].after_federation(client, final)
+    assert all(torch.equal(untaught[n], again[n]) for n in final)
+
+
+def test_a_client_that_never_took_part_starts_from_w(tmp_path):
+    config = tiny_experiment(tmp_path, train={"rounds": 1, "cohort": 1}, post={"steps": 0})
+    only = trajectory(config, tmp_path)
+    only._round(0)
+    idle = next(c for c in only.context.federation if c.index not in only.server.cohort(0))
+    final = only.server.blocks.subset(only.method.owned(idle))
+    personal = only.personalizers[0].after_federation(idle, final)
+    assert all(torch.equal(personal[n], final[n]) for n in final)
+    assert all(e["initial"] for e in read_events(tmp_path, "replacement"))
+
+
+def test_histories_survive_on_disk(tmp_path):
+    some = trajectory(tiny_experiment(tmp_path), tmp_path)
+    some._round(0)
+    tap = some.personalizers[0]
+    client = some.context.federation[some.server.cohort(0)[0]]
+    _, federated, personal = tap._load(client)
+    assert any(math.isfinite(v) for v in personal.values())
+    assert set(federated) == set(personal) == set(client.tasks)
+
+
+def test_validation_criterion(tmp_path):
+    """Histories hold losses on held-out samples, which are never trained on."""
+    config = tiny_experiment(tmp_path, tap={"criterion": "validation"},
+                             federation={"holdout": 0.25})
+    some = trajectory(config, tmp_path)
+    client = some.context.federation.find("news")
+    (data, held), (_, kept) = client.data.holdout[0], client.data.parts[0]
+    assert len(held) == 3
+    assert not set(held) & set(kept)
+    some._round(0)
+    for index in some.server.cohort(0):
+        client = some.context.federation[index]
+        personal, _, history = some.personalizers[0]._load(client)
+        personal.load_into(some.method.network.blocks)
+        network = some.method.network.eval()
+        for data, rows in client.data.holdout:
+            if math.isfinite(history[data.task.name]):
+                batch = data.batch(rows)
+                loss = network.loss(data.task.name, network(data.task.name, batch), batch).item()
+                assert history[data.task.name] == pytest.approx(loss, abs=1e-5)
+
+
+def test_divergence_by_hand():
+    teacher, student = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
+    batch = Batch(answer=torch.zeros(2, 4), answer_mask=mask)
+    total, count = 0.0, 0
+    for i in range(2):
+        for j in range(3):
+            if mask[i, j + 1]:
+                p, q = (teacher[i, j] / 2).softmax(-1), (student[i, j] / 2).softmax(-1)
+                total, count = total + float((p * (p / q).log()).sum()), count + 1
+    assert divergence(teacher, student, batch, 2.0).item() == pytest.approx(4 * total / count)
+    image = torch.randn(2, 3, 4, 6)
+    p, q = image.softmax(-1), torch.zeros_like(image).softmax(-1)
+    expected = (p * (p / q).log()).sum(-1).mean()
+    torch.testing.assert_close(divergence(image, torch.zeros_like(image), Batch()), expected)
+
+
+@pytest.mark.parametrize("method", ["disentafl+tap", "feddat+tap", "perfedavg+tap", "local+tap"])
+def test_tap_composes_with_every_federated_method(tmp_path, method):
+    config = tiny_experiment(tmp_path, methods=[method], train={"rounds": 2})
+    rows = run(config, tmp_path / "out")
+    assert {r["method"] for r in rows} == {method}
+    assert all(math.isfinite(r["value"]) for r in rows)
