@@ -10,8 +10,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
 
-quickstart: $(VENV)/.installed ## install, and look at a small model
-	$(BIN)/tapfl model mini
+quickstart: $(VENV)/.installed ## install, and watch thirty small clients learn (a minute)
+	$(BIN)/tapfl run quickstart
 
 test: $(VENV)/.dev ## run all tests
 	$(BIN)/python -m pytest $(ARGS)

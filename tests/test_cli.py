@@ -154,6 +154,7 @@ def test_every_preset_validates(preset, capsys):
     (["run"], "expected a preset or a file"),
     (["run", "--resume"], "expected a preset or a file"),
     (["run", "--resume", "--out", "nowhere"], "nowhere: no run to resume here"),
+    (["run", "--resume", "--out", "nowhere", "--seed", "3"], "the run keeps its configuration"),
     (["run", "quickstart", "--device", "tpu"], "expected auto, cpu or cuda"),
     (["run", "quickstart", "--set", "train.rouns=3"],
      "unknown key 'train.rouns'; did you mean 'rounds'?"),

@@ -103,6 +103,9 @@ def _run(options: argparse.Namespace) -> None:
     if options.preset is None and not (options.resume and options.out):
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
     if options.preset is None:
+        if options.overrides or options.seed is not None:
+            raise TapflError("run --resume: the run keeps its configuration; leave --set and "
+                             "--seed away")
         config = stored_config(options.out)
     else:
         seed = [] if options.seed is None else [f"seed={options.seed}"]

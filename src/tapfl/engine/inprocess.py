@@ -42,6 +42,12 @@ class Trajectory:
         self.server = Server(self.method.initial, len(federation), config.train.cohort,
                              config.seed)
         self._common: dict[str, dict[str, float]] = {}
+        self._complete(-1)
+
+    def _complete(self, round_: int) -> None:
+        """Remember a whole round: one assignment, so that an interrupt finds all or nothing."""
+        self._last = (round_, self.server.blocks, self.events.offset())
+        self.store.round = round_
 
     def run(self, resume: bool) -> list[Row]:
         """Run to the end, from wherever it stands; return the results."""
@@ -56,7 +62,7 @@ class Trajectory:
                 if (round_ + 1) % config.checkpoint.every == 0:
                     self._commit()
         except KeyboardInterrupt:
-            self._commit()  # the server still holds the last complete round
+            self._commit()
             raise
         self._commit()
         return self._finish()
@@ -75,13 +81,13 @@ class Trajectory:
                 seen.setdefault(task, []).append(loss)
         traffic = {"bytes_up": self.server.bytes_up, "bytes_down": self.server.bytes_down}
         contributors = self.server.aggregate()
-        self.store.round = round_
         means = {task: sum(values) / len(values) for task, values in seen.items()}
         self.context.emit(
             "round", method=self.plan.federated, round=round_, cohort=[c.id for c in cohort],
             lr=self.context.config.train.rate(round_), losses=means, **traffic,
             seconds=time.perf_counter() - started,
             contributors={name: contributors[name] for name in sorted(contributors)})
+        self._complete(round_)
         self.watch.round(round_, [c.id for c in cohort], means,
                          self.events.replacements - before, refused)
 
@@ -117,7 +123,9 @@ class Trajectory:
         return kept[0] if kept else self.method.initial.subset(self.method.private(client))
 
     def _commit(self) -> None:
-        self.store.commit(self.server.blocks, {"events": self.events.offset()})
+        """Write the last whole round down; one that was interrupted will run again."""
+        self.store.round, blocks, offset = self._last
+        self.store.commit(blocks, {"events": offset})
 
     def _resume(self) -> None:
         found = self.store.restore()
@@ -129,6 +137,7 @@ class Trajectory:
             self.watch.say(f"{fault}; going back to round {self.store.round + 1}")
         self.server.blocks = blocks.to(self.context.device)
         self.events.rewind(notes["events"])
+        self._complete(self.store.round)
 
     # After the last round
 

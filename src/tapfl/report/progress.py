@@ -144,12 +144,12 @@ class _TensorBoard(Watch):
             raise TapflError("--tensorboard needs the tensorboard package: "
                              "pip install 'tapfl[tensorboard]'") from None
         # The folder is made when there is something to write.
-        writer: Any = SummaryWriter
-        self._open, self._writer, self._name = lambda: writer(str(folder)), None, ""
+        self._make: Any = SummaryWriter
+        self._folder, self._writer, self._name = folder, None, ""
 
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
         self._name = name
-        self._writer = self._writer or self._open()
+        self._writer = self._writer or self._make(str(self._folder))
 
     def round(self, round_: int, cohort: Sequence[str], losses: Mapping[str, float],
               replacements: int, refused: int) -> None:

@@ -69,7 +69,7 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
     for start in range(0, len(columns), 4):
         drawn = RichTable(title_justify="left", title=None if start else
                           "mean ± spread over clients; best bold, second underlined")
-        drawn.add_column("method")
+        drawn.add_column("method", no_wrap=True)
         for key, _ in columns[start:start + 4]:
             drawn.add_column(_title(*key), justify="right")
         for method in methods:
