@@ -17,8 +17,8 @@ def test_means_spreads_and_ranks():
 
 def test_markdown_marks_best_and_second():
     text = markdown(ROWS, ["a", "b", "c"])
-    assert "| b | **40.0 ±0.0** | 0.8000 ±0.1000 |" in text
-    assert "| a | <u>20.0 ±10.0</u> | **0.5000 ±0.0000** |" in text
+    assert "| b | **40.0 ±0.0** | 0.800 ±0.100 |" in text
+    assert "| a | <u>20.0 ±10.0</u> | **0.500 ±0.000** |" in text
 
 
 def test_the_table_fits_80_columns(capsys, monkeypatch):

@@ -21,7 +21,7 @@ class Cell:
 
     def text(self, metric: str) -> str:
         """Return the cell as text, with as many digits as the metric deserves."""
-        digits = 1 if metric in PERCENT else 4
+        digits = 1 if metric in PERCENT else 3
         return f"{self.mean:.{digits}f} ±{self.spread:.{digits}f}"
 
 
