@@ -1,6 +1,7 @@
-"""Put the results of several runs into one Markdown table: python scripts/table.py RUN... > table.md
+"""Put the results of several runs into one Markdown table: python scripts/table.py RUN...
 
-Every RUN is a folder with results.csv, or such a file. Means and spreads are over clients and seeds.
+Every RUN is a folder with results.csv, or such a file. Means and spreads are over clients and
+seeds.
 """
 
 import sys

@@ -110,15 +110,17 @@ def _run(options: argparse.Namespace) -> None:
     else:
         seed = [] if options.seed is None else [f"seed={options.seed}"]
         config = load_config(options.preset, [*options.overrides, *seed])
-    out = options.out or _fresh(Path("runs") / Path(options.preset).stem)
-    beside = Path(options.preset).parent if (options.preset or "").endswith(".yaml") else None
+    out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
     watch = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
     try:
         rows = run(config, out, resume=options.resume, device=options.device, watch=watch,
-                   modules=beside)
+                   modules=_beside(options.preset))
     except KeyboardInterrupt:
-        print(f"tapfl: stopped; go on with: tapfl run --resume --out {out}", file=sys.stderr)
+        if (out / "run.json").is_file():
+            print(f"tapfl: go on with: tapfl run --resume --out {out}", file=sys.stderr)
         raise
+    finally:
+        watch.close()
     show(rows, config.methods)
     if json.loads((out / "run.json").read_text())["random_weights"]:
         print("made with random weights: the foundation was not pre-trained")
@@ -126,13 +128,21 @@ def _run(options: argparse.Namespace) -> None:
           f"record: {out / 'run.json'}   models: {out / 'models'}")
 
 
-def _fresh(folder: Path) -> Path:
-    """Return the folder, or the next free one after it."""
-    taken, number = folder, 1
-    while taken.exists():
-        number += 1
-        taken = folder.with_name(f"{folder.name}-{number}")
-    return taken
+def _folder(folder: Path, resume: bool) -> Path:
+    """Return a new folder for a run, or the newest run's."""
+    from tapfl.engine.run import fresh_folder
+
+    if not resume:
+        return fresh_folder(folder)
+    runs = [p for p in folder.parent.glob(f"{folder.name}*") if (p / "run.json").is_file()]
+    if not runs:
+        raise TapflError(f"--resume: no run in {folder}; name one with --out DIR")
+    return max(runs, key=lambda p: (p / "run.json").stat().st_mtime)
+
+
+def _beside(preset: str | None) -> Path | None:
+    """Return the folder of a configuration file: a user's own methods may stand in it."""
+    return Path(preset).parent if preset and Path(preset).is_file() else None
 
 
 def _add_presets(verbs: Verbs) -> None:
@@ -177,8 +187,7 @@ def _validate(options: argparse.Namespace) -> None:
 
     config = load_config(options.preset, options.overrides)
     federation = load_federation(config.federation)
-    beside = Path(options.preset).parent if options.preset.endswith(".yaml") else None
-    runs = plan(config.methods, beside)
+    runs = plan(config.methods, _beside(options.preset))
     clients = config.federation.groups * len(federation.clients)
     print(f"{options.preset}: valid. {len(config.methods)} methods in {len(runs)} federated "
           f"run(s), {clients} clients, {len(federation.tasks)} tasks")

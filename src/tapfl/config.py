@@ -18,7 +18,7 @@ T = TypeVar("T", bound=BaseModel)
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values are fixed once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class FoundationConfig(Section):
@@ -280,7 +280,14 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     values = parse_yaml(text, where)
     for override in overrides:
         _override(values, override)
-    return check(Config, values, where)
+    config = check(Config, values, where)
+    file = config.federation.file
+    if file is not None and name not in preset_names() and (Path(name).parent / file).is_file():
+        # A federation file is looked for beside the configuration that names it.
+        found = str((Path(name).parent / file).resolve())
+        federation = config.federation.model_copy(update={"file": found})
+        config = config.model_copy(update={"federation": federation})
+    return config
 
 
 def is_file(path: str) -> bool:

@@ -140,6 +140,12 @@ def test_holdout(world):
             assert not set(kept) & set(held)
 
 
+def test_too_little_to_hold_out(world):
+    file, splits = world
+    with pytest.raises(TapflError, match=r"federation\.holdout: client 'g0-\d' has \d+ sample"):
+        Federation(file, splits, FederationConfig(groups=30, holdout=0.01), 1)
+
+
 def test_federations_that_cannot_be(world):
     file, splits = world
     with pytest.raises(TapflError, match="400 groups are too many for the 300 samples"):

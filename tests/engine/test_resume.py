@@ -1,6 +1,7 @@
 """Runs that are interrupted, damaged or starved of disk, and go on."""
 
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -10,6 +11,7 @@ import time
 import pytest
 import torch
 
+from tapfl.config import CheckpointConfig
 from tapfl.engine import store as store_module
 from tapfl.engine.inprocess import Trajectory
 from tapfl.engine.run import run
@@ -45,6 +47,8 @@ def test_killed_at_ten_random_points(tmp_path):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tapfl.engine.run", "transformers.models.flava.modeling_flava"])
     calm, stormy = tmp_path / "calm", tmp_path / "stormy"
+    context.Process(target=time.sleep, args=(0,)).start()  # the server starts and imports
+    time.sleep(8)
     started = time.monotonic()
     process = _start(context, config, calm, False)
     process.join()
@@ -52,9 +56,9 @@ def test_killed_at_ten_random_points(tmp_path):
     whole = time.monotonic() - started
     points = random.Random(5)
     kills = 0
-    for attempt in range(40):
+    for attempt in range(100):
         process = _start(context, config, stormy, (stormy / "run.json").exists())
-        process.join(points.uniform(0.1, 0.9) * whole)
+        process.join(points.uniform(0.05, 0.7) * whole)
         if process.is_alive():
             os.kill(process.pid, signal.SIGKILL)
             process.join()
@@ -132,6 +136,66 @@ def test_ctrl_c_in_the_middle_of_a_round(tmp_path, calm, monkeypatch):
     run(config, tmp_path / "out", resume=True)
     assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
     assert _stable(tmp_path / "out", None) == _stable(expected, None)
+
+
+def test_crash_then_ctrl_c_before_the_first_checkpoint(tmp_path, calm, monkeypatch):
+    """A segment of events that no checkpoint knows of is forgotten, not padded."""
+    config, expected = calm
+    config = config.model_copy(update={"checkpoint": CheckpointConfig(every=100)})
+    out, real, turns = tmp_path / "out", Trajectory._client, [0]
+
+    def client(self, *arguments):
+        result = real(self, *arguments)
+        turns[0] += 1
+        if turns[0] in (5, 6):
+            raise RuntimeError("crash") if turns[0] == 5 else KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(Trajectory, "_client", client)
+    with pytest.raises(RuntimeError, match="crash"):
+        run(config, out)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out, resume=True)
+    run(config, out, resume=True)
+    assert (out / "results.csv").read_bytes() == (expected / "results.csv").read_bytes()
+    assert _stable(out, None) == _stable(expected, None)
+
+
+def test_damaged_records(tmp_path, calm):
+    config, expected = calm
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", watch=Stop(at_client=2))
+    final = sorted((tmp_path / "out/state/fedavg/final").glob("*.json"))
+    final[0].write_text("{")
+    run(config, tmp_path / "out", resume=True)
+    assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
+    (tmp_path / "out/results.csv").unlink()
+    run(config, tmp_path / "out", resume=True)
+    assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
+    for path in (tmp_path / "out/state/fedavg/checkpoints").glob("*.json"):
+        path.write_text("{")
+    (tmp_path / "out/results.csv").unlink()
+    with pytest.raises(TapflError, match=r"damaged \(not readable\)"):
+        run(config, tmp_path / "out", resume=True)
+
+
+def test_a_changed_federation_file(tmp_path):
+    config = tiny_experiment(tmp_path, train={"rounds": 2})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", watch=Stop(at_round=0))
+    path = tmp_path / "federation.yaml"
+    path.write_text(path.read_text().replace("agnews: 1/2}}", "agnews: 1/3}}"))
+    with pytest.raises(TapflError, match="the federation file has changed"):
+        run(config, tmp_path / "out", resume=True)
+
+
+def test_nothing_to_resume(tmp_path):
+    with pytest.raises(TapflError, match="no run to resume here"):
+        run(tiny_experiment(tmp_path), tmp_path / "typo", resume=True)
+    (tmp_path / "died").mkdir()
+    (tmp_path / "died" / ".run.json.partial").write_text("{")
+    run(tiny_experiment(tmp_path, train={"rounds": 0}, post={"steps": 0}), tmp_path / "died",
+        resume=True)
 
 
 def test_a_complete_run_stays_as_it_is(calm):
@@ -213,6 +277,15 @@ def test_same_seed_same_results_other_seed_others(tmp_path, calm):
     assert (tmp_path / "again/results.csv").read_bytes() == (out / "results.csv").read_bytes()
     run(config.model_copy(update={"seed": 8}), tmp_path / "other")
     assert (tmp_path / "other/results.csv").read_bytes() != (out / "results.csv").read_bytes()
+
+
+def test_bf16_runs_and_says_so(tmp_path):
+    config = tiny_experiment(tmp_path, precision="bf16", train={"rounds": 1},
+                             methods=["tap", "feddat"])
+    rows = run(config, tmp_path / "out")
+    assert all(math.isfinite(r["value"]) for r in rows)
+    record = json.loads((tmp_path / "out/run.json").read_text())
+    assert record["config"]["precision"] == "bf16"
 
 
 def test_old_client_files_are_forgotten(tmp_path):

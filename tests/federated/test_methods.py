@@ -8,8 +8,8 @@ from torch import nn
 from tapfl.blocks import BlockState
 from tapfl.federated.disentafl import disentanglement
 from tapfl.federated.feddat import Bottleneck
-from tapfl.federated.perfedavg import meta_gradient
-from tapfl.federated.training import Tally
+from tapfl.federated.perfedavg import gradients, meta_gradient
+from tapfl.federated.training import Tally, parameters_of, task_objective
 from tests.experiment import tiny_experiment, trajectory
 
 
@@ -67,6 +67,26 @@ def test_meta_gradient_on_a_quadratic(delta):
     expected = first_order if delta is None else first_order - rate * hessian @ first_order
     torch.testing.assert_close(meta, expected, atol=1e-9, rtol=1e-9)
     assert torch.equal(w, start)
+
+
+def test_hessian_free_is_no_dropout_noise(tmp_path):
+    """With the same dropout above and below, a small delta gives what a smaller one gives."""
+    config = tiny_experiment(tmp_path, methods=["perfedavg"], lora={"dropout": 0.3})
+    run = trajectory(config, tmp_path)
+    client = run.context.federation.find("news")
+    run.method.network.double().train()
+    parameters = parameters_of(run.method.network, run.method.owned(client))
+    batches = list(client.data.minibatches(3, 8, np.random.default_rng(0)))
+
+    def gradient(parts):
+        return gradients(task_objective(run.method.network, parts)[0], parameters)
+
+    found = []
+    for delta in (1e-3, 1e-4):
+        torch.manual_seed(0)
+        found.append(torch.cat([g.flatten() for g in meta_gradient(
+            parameters, gradient, batches, 0.1, delta)]))
+    assert (found[0] - found[1]).norm() < 1e-2 * found[0].norm()
 
 
 def test_perfedavg_adapts_on_training_data_before_evaluation(tmp_path):

@@ -74,7 +74,7 @@ def test_bad_updates_are_refused_whole(update, samples, reason):
 
 
 def test_a_refused_update_is_an_event_and_the_round_goes_on(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["fedavg"], train={"cohort": 4}), tmp_path)
+    run = trajectory(tiny_experiment(tmp_path, methods=["tap"], train={"cohort": 4}), tmp_path)
     poisoned, train = "news", run.method.train
 
     def poison(client, round_):
@@ -90,6 +90,7 @@ def test_a_refused_update_is_an_event_and_the_round_goes_on(tmp_path):
     assert "not finite" in event["reason"]
     (round_,) = read_events(tmp_path, "round")
     assert all(poisoned not in who for who in round_["contributors"].values())
+    assert [c for c in ("news", "words") if run.context.states.load("tap", c)] == ["words"]
     assert all(v.isfinite().all() for v in run.server.blocks.values())
 
 

@@ -49,6 +49,17 @@ def test_extreme_margins(tmp_path, margin, always, w_alone):
         assert torch.equal(w_alone[name], watched.server.blocks[name])
 
 
+def test_first_participation_is_once_even_where_x_sees_less_than_w(tmp_path):
+    """One sample a step: X often misses a task that W saw. It has still been replaced."""
+    config = tiny_experiment(tmp_path, tap=_margins(1e6), train={
+        "rounds": 8, "cohort": 4, "batch_size": 1, "local_steps": 1})
+    watched = trajectory(config, tmp_path)
+    for t in range(8):
+        watched._round(t)
+    replaced = [(e["client"], e["task"]) for e in read_events(tmp_path, "replacement")]
+    assert len(replaced) == len(set(replaced))
+
+
 def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
     """Trap 3: all of the task's blocks, experts and stage-2 stacks too, and no others."""
     run = trajectory(tiny_experiment(tmp_path), tmp_path)

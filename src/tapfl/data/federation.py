@@ -151,9 +151,6 @@ class Federation(Sequence[Client]):
         for task in entry.tasks:
             data, rows = self.splits[task][0], self._rows(index, task)
             kept = int(len(rows) * self.config.holdout)
-            if self.config.holdout and not kept:
-                raise TapflError(f"client '{self.id_of(index)}' has {len(rows)} samples of "
-                                 f"'{task}', too few to hold out {self.config.holdout:g}")
             holdout.append((data, rows[:kept]))
             parts.append((data, rows[kept:]))
         return Client(self.id_of(index), index, tuple(entry.tasks), ClientData(parts, holdout))
@@ -223,6 +220,14 @@ class Federation(Sequence[Client]):
                     raise TapflError(
                         f"federation.groups: {self.config.groups} groups are too many for the "
                         f"{size} samples of '{task}': client '{self.id_of(kind)}' would have none")
+        if self.config.holdout:
+            for index in range(len(self)):
+                for task in self.file.clients[index % len(self.file.clients)].tasks:
+                    count = len(self._rows(index, task))
+                    if not 0 < int(count * self.config.holdout) < count:
+                        raise TapflError(
+                            f"federation.holdout: client '{self.id_of(index)}' has {count} "
+                            f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
 
 
 def _rng(seed: int, *words: str) -> np.random.Generator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from tapfl.engine.watch import Watch
 from tapfl.evaluation.evaluate import evaluate
 from tapfl.federated.context import Context, Losses
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.server import Server
+from tapfl.federated.server import Server, not_finite
 
 
 @dataclass
@@ -61,10 +62,10 @@ class Trajectory:
                 self._round(round_)
                 if (round_ + 1) % config.checkpoint.every == 0:
                     self._commit()
+            self._commit()
         except KeyboardInterrupt:
             self._commit()
             raise
-        self._commit()
         return self._finish()
 
     # Rounds
@@ -78,7 +79,8 @@ class Trajectory:
             losses, fault = self._client(client, round_)
             refused += fault is not None
             for task, loss in losses.items():
-                seen.setdefault(task, []).append(loss)
+                if math.isfinite(loss):
+                    seen.setdefault(task, []).append(loss)
         traffic = {"bytes_up": self.server.bytes_up, "bytes_down": self.server.bytes_down}
         contributors = self.server.aggregate()
         means = {task: sum(values) / len(values) for task, values in seen.items()}
@@ -101,17 +103,18 @@ class Trajectory:
         # 2. Local training of W.
         losses = method.train(client, round_)
         trained = BlockState.extract(blocks, method.owned(client))
-        if private:
-            self.context.states.save(self.plan.federated, client.id, round_,
-                                     BlockState.extract(blocks, private), {})
-        # 3. Its update, which counts only if it is sound.
-        fault = None
-        if exchanged:
+        kept = BlockState.extract(blocks, private)
+        # 3. Its update, which counts only if it is sound; else the round never happened to it.
+        fault = not_finite(kept)
+        if exchanged and fault is None:
             fault = self.server.receive(client.id, exchanged, trained.subset(exchanged),
                                         client.samples)
         if fault is not None:
             self.context.emit("refused", method=self.plan.federated, round=round_,
                               client=client.id, reason=fault)
+            return losses, fault
+        if private:
+            self.context.states.save(self.plan.federated, client.id, round_, kept, {})
         # 4. Its personal models, which see W and leave it alone.
         for personalizer in self.personalizers:
             personalizer.after_training(client, round_, trained, losses)
@@ -125,12 +128,14 @@ class Trajectory:
     def _commit(self) -> None:
         """Write the last whole round down; one that was interrupted will run again."""
         self.store.round, blocks, offset = self._last
-        self.store.commit(blocks, {"events": offset})
+        if self.store.round >= 0 and not self.store.is_committed():
+            self.store.commit(blocks, {"events": offset})
 
     def _resume(self) -> None:
         found = self.store.restore()
         if found is None:
             self.events.rewind(0)
+            self._complete(-1)
             return
         blocks, notes, faults = found
         for fault in faults:
@@ -146,11 +151,9 @@ class Trajectory:
         federation = self.context.federation
         rows: list[Row] = []
         folder = self.store.folder / "final"
-        folder.mkdir(parents=True, exist_ok=True)
         if self.plan.plain:
-            path = self.models / slug(self.plan.plain)
-            path.mkdir(parents=True, exist_ok=True)
-            write_state(path / "server.safetensors", self.server.blocks, {})
+            write_state(self.models / slug(self.plan.plain) / "server.safetensors",
+                        self.server.blocks, {})
         for index in range(len(federation)):
             path = folder / f"{federation.id_of(index)}.json"
             record = _recorded(path)
@@ -173,12 +176,12 @@ class Trajectory:
             final.load_into(method.network.blocks)
             method.adapt(client)
             with method.predicting():
-                rows += self._evaluate(self.plan.plain, client, method.is_common)
-            if not method.is_common:
+                rows += self._evaluate(self.plan.plain, client, method.is_common())
+            if not method.is_common():
                 self._keep(self.plan.plain, client, BlockState.extract(
                     method.network.blocks, final))
         for personalizer in self.personalizers:
-            personal = personalizer.after_federation(client, final)
+            personal = personalizer.after_federation(client, final.clone())
             personal.load_into(method.network.blocks)
             # A personal model of all the client's blocks, private ones too, predicts as W does.
             like_w = set(personal) == set(final)
@@ -188,9 +191,8 @@ class Trajectory:
         return rows
 
     def _keep(self, method: str, client: Client, state: BlockState) -> None:
-        folder = self.models / slug(method)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_state(folder / f"{client.id}.safetensors", state, {"method": method})
+        write_state(self.models / slug(method) / f"{client.id}.safetensors", state,
+                    {"method": method})
 
     def _evaluate(self, method: str, client: Client, common: bool) -> list[Row]:
         rows = []
@@ -209,5 +211,9 @@ class Trajectory:
 
 
 def _recorded(path: Path) -> Mapping[str, Any] | None:
-    """Return a client's final record, if it is there."""
-    return dict(json.loads(path.read_text())) if path.is_file() else None
+    """Return a client's final record, if it is there and whole."""
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(path.read_text())
+        if isinstance(record, dict) and {"rows", "events"} <= set(record):
+            return record
+    return None

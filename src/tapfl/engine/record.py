@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from tapfl import __version__
-from tapfl.engine.store import replacing
+from tapfl.engine.store import on_disk, replacing
 
 COLUMNS = ("seed", "method", "client", "task", "dataset", "metric", "value", "samples")
 Row = dict[str, Any]
@@ -43,10 +43,11 @@ class EventLog:
         if self._held is not None:
             self._held.append(record)
             return
-        line = json.dumps(record) + "\n"
+        line = json.dumps(record, allow_nan=False) + "\n"
         for file in (self._segment, self._file):
-            file.write(line)
-            file.flush()
+            with on_disk(Path(file.name)):
+                file.write(line)
+                file.flush()
 
     def hold(self) -> None:
         """Keep events back from now on."""
@@ -59,9 +60,10 @@ class EventLog:
 
     def replay(self, records: Iterable[dict[str, Any]]) -> None:
         """Write events to the run's file that are recorded elsewhere."""
-        for record in records:
-            self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        with on_disk(Path(self._file.name)):
+            for record in records:
+                self._file.write(json.dumps(record) + "\n")
+            self._file.flush()
 
     def offset(self) -> int:
         """Return how long the segment is: what a checkpoint refers to."""
@@ -69,7 +71,8 @@ class EventLog:
 
     def rewind(self, offset: int) -> None:
         """Forget what came after a checkpoint; tell the run's file what came before."""
-        self._segment.truncate(offset)
+        self._segment.seek(0, 2)
+        self._segment.truncate(min(offset, self._segment.tell()))
         self._segment.seek(0)
         self._file.write(self._segment.read())
         self._file.flush()

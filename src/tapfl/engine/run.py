@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -24,19 +25,21 @@ from tapfl.model.foundation import build_foundation, load_tokenizer
 from tapfl.model.summary import parameters
 
 
-def run(config: Config, out: Path | str, *, resume: bool = False, device: str = "auto",
-        watch: Watch | None = None, modules: Path | None = None) -> list[Row]:
-    """Run an experiment into the folder ``out`` and return its results.
+def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
+        device: str = "auto", watch: Watch | None = None, modules: Path | None = None) -> list[Row]:
+    """Run an experiment into the folder ``out`` (a new one below ``runs``); return its results.
 
     ``resume`` goes on from the newest checkpoint there, if there is one. ``modules`` is where a
     user's own methods are looked for (the current folder by default).
     """
-    out, watch = Path(out), watch or Watch()
-    plans = plan(config.methods, modules)
+    out = fresh_folder(Path("runs") / "run") if out is None else Path(out)
+    watch = watch or Watch()
     device = pick_device(device)
-    resume = _prepare(out, config, resume)
-    record: dict[str, Any] = json.loads((out / "run.json").read_text())
-    if record["finished"]:
+    if resume and modules is None:
+        modules = _stored_modules(out)
+    plans = plan(config.methods, modules)
+    record = _prepare(out, config, resume, modules)
+    if record["finished"] and (out / "results.csv").is_file():
         watch.say(f"{out}: this run is complete")
         return read_results(out / "results.csv")
     started = time.perf_counter()
@@ -53,10 +56,12 @@ def run(config: Config, out: Path | str, *, resume: bool = False, device: str = 
                 rows += Trajectory(each, context, store, events, tokenizer, out / "models",
                                    watch).run(resume)
     finally:
+        watch.close()
         record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
         record["memory"] = memory(device)
-        write_json(out / "run.json", record)
-        watch.close()
+        # Whatever ended the run matters more than a disk that does not take its record.
+        with contextlib.suppress(TapflError):
+            write_json(out / "run.json", record)
     order = {name: i for i, name in enumerate(config.methods)}
     rows.sort(key=lambda row: order[row["method"]])
     write_results(out / "results.csv", rows)
@@ -88,8 +93,24 @@ def stored_config(out: Path) -> Config:
         raise TapflError(f"{path}: not the record of a run ({error})") from None
 
 
-def _prepare(out: Path, config: Config, resume: bool) -> bool:
-    """Make or check the run's folder; return whether there is something to resume."""
+def fresh_folder(folder: Path) -> Path:
+    """Return the folder, or the next free one after it."""
+    taken, number = folder, 1
+    while taken.exists():
+        number += 1
+        taken = folder.with_name(f"{folder.name}-{number}")
+    return taken
+
+
+def _stored_modules(out: Path) -> Path | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return Path(json.loads((out / "run.json").read_text())["modules"])
+    return None
+
+
+def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> dict[str, Any]:
+    """Make or check the run's folder; return its record."""
+    digest = _federation_digest(config)
     if (out / "run.json").is_file():
         if not resume:
             raise TapflError(f"{out} already holds a run: continue it with --resume, "
@@ -99,15 +120,29 @@ def _prepare(out: Path, config: Config, resume: bool) -> bool:
             if before[section] != value:
                 raise TapflError(f"{out}: this run was started with another '{section}' "
                                  f"({before[section]}); resume it without changing it")
-        return True
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        record: dict[str, Any] = json.loads((out / "run.json").read_text())
+        if record.get("federation_sha256") != digest:
+            raise TapflError(f"{out}: the federation file has changed since this run was started")
+        return record
+    empty = out.is_dir() and all(p.name.endswith(".partial") for p in out.iterdir())
+    if resume and not empty:
+        raise TapflError(f"{out}: no run to resume here (run.json is missing)")
+    if out.exists() and not empty:
         raise TapflError(f"{out} is in the way: it is no run and not empty")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise TapflError(f"--out {out}: cannot make this folder ({error.strerror})") from None
-    write_json(out / "run.json", {"config": config.model_dump(mode="json"), "finished": False})
-    return False
+    record = {"config": config.model_dump(mode="json"), "finished": False,
+              "federation_sha256": digest, "modules": str((modules or Path.cwd()).resolve())}
+    write_json(out / "run.json", record)
+    return record
+
+
+def _federation_digest(config: Config) -> str:
+    """Return a checksum of who holds what: a file can change between a crash and a resume."""
+    file = load_federation(config.federation)
+    return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
 
 
 def _build(config: Config, device: str) -> tuple[Context, Any]:

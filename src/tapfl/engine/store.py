@@ -43,9 +43,6 @@ class Store:
     def save(self, owner: str, client: str, round_: int, state: BlockState,
              notes: Mapping[str, Any]) -> None:
         """Write a client's state as of a round; forget what no kept checkpoint refers to."""
-        folder = self._path(owner, client, round_).parent
-        with _disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         write_state(self._path(owner, client, round_), state, notes)
         oldest = min(self._committed[-KEPT:], default=-1)
         old = [v for v in self._versions(owner, client) if v <= oldest]
@@ -65,8 +62,6 @@ class Store:
     def commit(self, server: BlockState, notes: Mapping[str, Any]) -> None:
         """Write down that ``self.round`` is complete: the server's blocks and some notes."""
         folder = self.folder / "checkpoints"
-        with _disk(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{self.round:06d}.safetensors"
         write_state(path, server, {})
         record = {"round": self.round, "sha256": _digest(path), **notes}
@@ -77,9 +72,13 @@ class Store:
                 (folder / f"{round_:06d}{suffix}").unlink(missing_ok=True)
         self._committed = self._committed[-KEPT:]
 
+    def is_committed(self) -> bool:
+        """Return whether the current round is written down already."""
+        return self.round in self._committed
+
     def restore(self) -> tuple[BlockState, dict[str, Any], list[str]] | None:
         """Return the newest checkpoint that is sound, and what is wrong with newer ones."""
-        faults: list[str] = []
+        faults = [f"{path}: damaged (not readable)" for path in self._unreadable()]
         for record in reversed(self._checkpoints()):
             path = self.folder / "checkpoints" / f"{record['round']:06d}.safetensors"
             if not path.is_file():
@@ -95,13 +94,22 @@ class Store:
         return None
 
     def _checkpoints(self) -> list[dict[str, Any]]:
-        found = []
-        for path in sorted((self.folder / "checkpoints").glob("*.json")):
-            with contextlib.suppress(ValueError, OSError):
-                record = json.loads(path.read_text())
-                if isinstance(record, dict) and isinstance(record.get("round"), int):
-                    found.append(record)
-        return sorted(found, key=lambda r: r["round"])
+        found = [_record(p) for p in (self.folder / "checkpoints").glob("*.json")]
+        return sorted((r for r in found if r is not None), key=lambda r: int(r["round"]))
+
+    def _unreadable(self) -> list[Path]:
+        return [p for p in sorted((self.folder / "checkpoints").glob("*.json"))
+                if _record(p) is None]
+
+
+def _record(path: Path) -> dict[str, Any] | None:
+    """Return a checkpoint's record, if it is one."""
+    with contextlib.suppress(ValueError, OSError):
+        record = json.loads(path.read_text())
+        if isinstance(record, dict) and all(
+                isinstance(record.get(key), int) for key in ("round", "events")):
+            return record
+    return None
 
 
 def slug(method: str) -> str:
@@ -125,7 +133,8 @@ def write_json(path: Path, value: Any) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a file to write; it takes the place of ``path`` when it is complete and on disk."""
     temporary = path.with_name(f".{path.name}.partial")
-    with _disk(path):
+    with on_disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield temporary
             with temporary.open("rb+") as file:
@@ -136,7 +145,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _disk(path: Path) -> Iterator[None]:
+def on_disk(path: Path) -> Iterator[None]:
     """Say plainly when the disk does not take what is written."""
     try:
         yield

@@ -45,7 +45,6 @@ class FedDAT(FederatedMethod):
     """FedAvg's protocol with adapters; the personalised model is the dual-adapter one."""
 
     name: ClassVar[str] = "feddat"
-    is_common: ClassVar[bool] = False
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -12,7 +12,6 @@ class Local(FederatedMethod):
     """All blocks are the client's own."""
 
     name: ClassVar[str] = "local"
-    is_common: ClassVar[bool] = False
 
     def exchanged(self, client: Client) -> tuple[str, ...]:
         """Return nothing: there is no server."""

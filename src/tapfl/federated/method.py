@@ -23,9 +23,6 @@ class FederatedMethod:
     """
 
     name: ClassVar[str] = "fedavg"
-    #: Whether all clients of a task end with the same model, so that it is evaluated once.
-    is_common: ClassVar[bool] = True
-
     def __init__(self, context: Context) -> None:
         self.context = context
         self.network = self.new_network()
@@ -58,6 +55,12 @@ class FederatedMethod:
     def private(self, client: Client) -> tuple[str, ...]:
         """Return the blocks of the method that never leave the client."""
         return ()
+
+    def is_common(self) -> bool:
+        """Return whether all clients of a task end with the same model: one evaluation will do."""
+        own = type(self)
+        return all(getattr(own, name) is getattr(FederatedMethod, name)
+                   for name in ("private", "adapt", "predicting"))
 
     # What happens in a round; the client's blocks are in the network
 

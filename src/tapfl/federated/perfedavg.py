@@ -25,7 +25,6 @@ class PerFedAvg(FederatedMethod):
     """
 
     name: ClassVar[str] = "perfedavg"
-    is_common: ClassVar[bool] = False  # every client adapts before it is evaluated
 
     def train(self, client: Client, round_: int) -> Losses:
         """Take tau meta-steps, each on independent minibatches."""
@@ -89,9 +88,12 @@ def meta_gradient(
     _move(parameters, gradient(batches[0]), -inner_lr)  # w~ = w - a grad f(w; D)
     meta = gradient(batches[1])  # g = grad f(w~; D')
     if delta is not None:
+        # The same dropout in both, or their difference would be noise divided by delta.
+        chance = _chance()
         _restore(parameters, before)
         _move(parameters, meta, delta)
         above = gradient(batches[2])
+        _set_chance(chance)
         _restore(parameters, before)
         _move(parameters, meta, -delta)
         below = gradient(batches[2])
@@ -106,6 +108,17 @@ def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g
             for p, g in zip(parameters, found, strict=True)]
+
+
+def _chance() -> list[Tensor]:
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    return [torch.get_rng_state(), *gpu]
+
+
+def _set_chance(states: list[Tensor]) -> None:
+    torch.set_rng_state(states[0])
+    for state in states[1:]:
+        torch.cuda.set_rng_state(state)
 
 
 @torch.no_grad()

@@ -74,9 +74,16 @@ class Server:
             if value.shape != self.blocks[name].shape or value.dtype != self.blocks[name].dtype:
                 return (f"block '{name}' is {value.dtype} {tuple(value.shape)}, expected "
                         f"{self.blocks[name].dtype} {tuple(self.blocks[name].shape)}")
-        # One synchronisation with the device for the whole update.
-        finite = torch.stack([value.isfinite().all() for value in update.values()])
-        if not bool(finite.all()):
-            bad = next(n for n, ok in zip(update, finite.tolist(), strict=True) if not ok)
-            return f"block '{bad}' holds values that are not finite"
+        return not_finite(update)
+
+
+def not_finite(state: BlockState) -> str | None:
+    """Say which block holds values that are not finite, if one does."""
+    if not len(state):
         return None
+    # One synchronisation with the device for the whole state.
+    finite = torch.stack([value.isfinite().all() for value in state.values()])
+    if bool(finite.all()):
+        return None
+    bad = next(n for n, ok in zip(state, finite.tolist(), strict=True) if not ok)
+    return f"block '{bad}' holds values that are not finite"

@@ -38,6 +38,8 @@ class Tap(Personalizer):
             if federated_history[task] + self._margin(task) < personal_history[task]:
                 self._replace(client, round_, task, personal, trained, federated_history[task],
                               personal_history[task])
+                # X is W in this task now, and as good; its own training tells more, if it sees it.
+                personal_history[task] = federated_history[task]
         # 3. Train X on the client's data, at the same rate as W.
         personal.load_into(self.method.network.blocks)
         train = self.context.config.train

@@ -108,9 +108,9 @@ class _Bars(Watch):
             TextColumn("{task.description:<22}"), BarColumn(bar_width=24), MofNCompleteColumn(),
             TimeRemainingColumn(), TextColumn("{task.fields[told]}", style="dim"),
             console=Console(stderr=True))
-        self._progress.start()
 
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
+        self._progress.start()  # only now: an error before this leaves the terminal alone
         self._rounds = self._progress.add_task(f"{name}: rounds", total=rounds, completed=done,
                                                told="")
         self._final = self._progress.add_task(f"{name}: final models", total=clients, told="")
