@@ -16,19 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfl.data import templates
+from tapfl.data.drawing import (
+    COLORS,
+    GARMENTS,
+    SHAPES,
+    SIDE,
+    TEXTURES,
+    Rng,
+    Y,
+    backdrop,
+    by_kind,
+    column,
+    finish,
+    garment,
+    paint,
+    place,
+    shape_mask,
+    texture,
+    tint,
+)
 from tapfl.errors import TapflError, nearest
-
-Rng = np.random.Generator
-Pixels = NDArray[np.float32]
-SIDE = 64
-
-COLORS = {"red": (.85, .15, .15), "green": (.15, .7, .2), "blue": (.15, .25, .85),
-          "yellow": (.9, .85, .15), "purple": (.6, .2, .7), "orange": (.95, .55, .1),
-          "white": (.95, .95, .95), "cyan": (.1, .8, .85)}
-SHAPES = ("circle", "square", "triangle", "cross", "ring", "diamond", "bar", "star")
-TEXTURES = ("rows", "columns", "diagonals", "checks", "dots", "waves", "rings", "rays", "grid",
-            "bricks")
-GARMENTS = ("shirt", "trousers", "dress", "bag", "boot")
 
 
 @dataclass
@@ -65,158 +72,50 @@ def generate(name: str, train: int, test: int, seed: int) -> tuple[Samples, Samp
     return samples.slice(0, train), samples.slice(train, train + test)
 
 
-# --- drawing -----------------------------------------------------------------------------------
-
-_Y, _X = (a.astype(np.float32)[None] for a in np.mgrid[-1:1:SIDE * 1j, -1:1:SIDE * 1j])
-
-
-def _column(values: Any) -> Pixels:
-    return np.asarray(values, dtype=np.float32)[:, None, None]
-
-
-def _place(rng: Rng, count: int, x: Any, y: Any, size: Any, turn: float) -> tuple[Pixels, Pixels]:
-    """Return coordinates around each sample's own centre, scaled and turned."""
-    angle = _column(rng.uniform(-turn, turn, count))
-    dx, dy = (_X - _column(x)) / _column(size), (_Y - _column(y)) / _column(size)
-    return (dx * np.cos(angle) + dy * np.sin(angle), dy * np.cos(angle) - dx * np.sin(angle))
-
-
-def _shape(kind: int, x: Pixels, y: Pixels) -> NDArray[np.bool_]:
-    """Return where the shape is, in its own coordinates."""
-    radius, box = np.hypot(x, y), np.maximum(abs(x), abs(y))
-    angle = np.arctan2(y, x)
-    parts: dict[str, Callable[[], Any]] = {
-        "circle": lambda: radius < .9,
-        "square": lambda: box < .75,
-        "triangle": lambda: (y < .7) & (y > 2 * abs(x) - .9),
-        "cross": lambda: (box < .9) & (np.minimum(abs(x), abs(y)) < .28),
-        "ring": lambda: (radius < .95) & (radius > .55),
-        "diamond": lambda: abs(x) + abs(y) < 1,
-        "bar": lambda: (abs(x) < 1) & (abs(y) < .3),
-        "star": lambda: radius < .55 + .4 * np.cos(5 * angle),
-    }
-    return np.asarray(parts[SHAPES[kind]]())
-
-
-def _texture(kind: int, x: Pixels, y: Pixels) -> Pixels:
-    """Return a pattern between 0 and 1."""
-    tau = np.float32(2 * np.pi)
-
-    def wave(t: Any) -> Any:
-        return .5 + .5 * np.sign(np.sin(tau * t))
-
-    parts: dict[str, Callable[[], Any]] = {
-        "rows": lambda: wave(y),
-        "columns": lambda: wave(x),
-        "diagonals": lambda: wave((x + y) * .7),
-        "checks": lambda: abs(wave(x) - wave(y)),
-        "dots": lambda: (np.hypot(x % 1 - .5, y % 1 - .5) < .32),
-        "waves": lambda: wave(y + .35 * np.sin(tau * x * .5)),
-        "rings": lambda: wave(np.hypot(x, y)),
-        "rays": lambda: wave(np.arctan2(y, x) * 8 / tau),
-        "grid": lambda: np.maximum(x % 1 < .22, y % 1 < .22),
-        "bricks": lambda: np.maximum(y % 1 < .2, (x + .5 * (np.floor(y) % 2)) % 1 < .15),
-    }
-    return np.asarray(parts[TEXTURES[kind]](), dtype=np.float32)
-
-
-def _garment(kind: int, x: Pixels, y: Pixels) -> NDArray[np.bool_]:
-    """Return a garment's outline."""
-    def box(cx: float, cy: float, w: float, h: float) -> Any:
-        return (abs(x - cx) < w) & (abs(y - cy) < h)
-
-    parts: dict[str, Callable[[], Any]] = {
-        "shirt": lambda: box(0, .1, .45, .75) | box(0, -.4, .95, .25),
-        "trousers": lambda: box(0, -.7, .45, .2) | box(-.27, .2, .18, .75) | box(.27, .2, .18, .75),
-        "dress": lambda: (abs(x) < .25 + .3 * np.maximum(y + .2, 0)) & (abs(y) < .95),
-        "bag": lambda: box(0, .25, .7, .45) | (box(0, -.35, .4, .3) & ~box(0, -.3, .28, .22)),
-        "boot": lambda: box(-.2, -.2, .3, .75) | box(.15, .65, .7, .2),
-    }
-    return np.asarray(parts[GARMENTS[kind]]())
-
-
-def _by_kind(draw: Callable[[int, Pixels, Pixels], Any], kinds: NDArray[np.int64], x: Pixels,
-             y: Pixels) -> Pixels:
-    """Draw every sample's own kind, all samples of a kind at once."""
-    out = np.zeros((len(kinds), SIDE, SIDE), dtype=np.float32)
-    for kind in np.unique(kinds):
-        chosen = kinds == kind
-        out[chosen] = draw(int(kind), x[chosen], y[chosen])
-    return out
-
-
-def _paint(rng: Rng, mask: Pixels, color: Pixels, background: Pixels) -> Pixels:
-    """Lay a coloured figure over a background, ``(N, 3, side, side)``."""
-    painted: Pixels = background * (1 - mask[:, None]) + color[:, :, None, None] * mask[:, None]
-    return painted
-
-
-def _background(rng: Rng, count: int) -> Pixels:
-    """Soft, dark gradients."""
-    base = rng.uniform(.05, .4, (count, 3, 1, 1)).astype(np.float32)
-    slope = rng.uniform(-.15, .15, (2, count, 3, 1, 1)).astype(np.float32)
-    return np.asarray(base + slope[0] * _X[None] + slope[1] * _Y[None], dtype=np.float32)
-
-
-def _colors(rng: Rng, which: NDArray[np.int64]) -> Pixels:
-    """Return the named colours, a little off."""
-    table: Pixels = np.array(list(COLORS.values()), dtype=np.float32)
-    noise: Pixels = rng.normal(0, .05, (len(which), 3)).astype(np.float32)
-    return np.asarray(table[which] + noise, dtype=np.float32)
-
-
-def _finish(rng: Rng, image: Pixels, noise: float) -> NDArray[np.uint8]:
-    image = image + rng.normal(0, noise, image.shape).astype(np.float32)
-    return (image.clip(0, 1) * 255).astype(np.uint8)
-
-
-# --- the data sets -------------------------------------------------------------------------------
-
-
 def _shapes(rng: Rng, count: int) -> Samples:
     """Image classification by shape; colour, place, size and angle mean nothing."""
     labels = rng.integers(len(SHAPES), size=count)
-    x, y = _place(rng, count, rng.uniform(-.45, .45, count), rng.uniform(-.45, .45, count),
+    x, y = place(rng, count, rng.uniform(-.45, .45, count), rng.uniform(-.45, .45, count),
                   rng.uniform(.3, .6, count), .5)
-    mask = _by_kind(_shape, labels, x, y)
-    image = _paint(rng, mask, _colors(rng, rng.integers(len(COLORS), size=count)),
-                   _background(rng, count))
-    return Samples(images=_finish(rng, image, .08), labels=labels.tolist(), classes=SHAPES)
+    mask = by_kind(shape_mask, labels, x, y)
+    image = paint(mask, tint(rng, rng.integers(len(COLORS), size=count)),
+                   backdrop(rng, count))
+    return Samples(images=finish(rng, image, .08), labels=labels.tolist(), classes=SHAPES)
 
 
 def _textures(rng: Rng, count: int) -> Samples:
     """Image classification by pattern; the two colours and the scale mean nothing."""
     labels = rng.integers(len(TEXTURES), size=count)
-    x, y = _place(rng, count, rng.uniform(-1, 1, count), rng.uniform(-1, 1, count),
+    x, y = place(rng, count, rng.uniform(-1, 1, count), rng.uniform(-1, 1, count),
                   rng.uniform(.3, .6, count), .15)
-    pattern = _by_kind(_texture, labels, x, y)
+    pattern = by_kind(texture, labels, x, y)
     first, second = rng.integers(len(COLORS), size=(2, count))
     second = np.where(first == second, (second + 1) % len(COLORS), second)
-    image = _paint(rng, pattern, _colors(rng, first), np.broadcast_to(
-        _colors(rng, second)[:, :, None, None], (count, 3, SIDE, SIDE)))
-    return Samples(images=_finish(rng, image, .12), labels=labels.tolist(), classes=TEXTURES)
+    image = paint(pattern, tint(rng, first), np.broadcast_to(
+        tint(rng, second)[:, :, None, None], (count, 3, SIDE, SIDE)))
+    return Samples(images=finish(rng, image, .12), labels=labels.tolist(), classes=TEXTURES)
 
 
 def _garments(rng: Rng, count: int) -> Samples:
     """Reconstruction of grey garments on black."""
     kinds = rng.integers(len(GARMENTS), size=count)
-    x, y = _place(rng, count, rng.uniform(-.15, .15, count), rng.uniform(-.1, .1, count),
+    x, y = place(rng, count, rng.uniform(-.15, .15, count), rng.uniform(-.1, .1, count),
                   rng.uniform(.6, .9, count), .1)
-    mask = _by_kind(_garment, kinds, x, y) * _column(rng.uniform(.4, 1, count))
-    return Samples(images=_finish(rng, np.repeat(mask[:, None], 3, axis=1), .03))
+    mask = by_kind(garment, kinds, x, y) * column(rng.uniform(.4, 1, count))
+    return Samples(images=finish(rng, np.repeat(mask[:, None], 3, axis=1), .03))
 
 
 def _scenes(rng: Rng, count: int) -> Samples:
     """Reconstruction of coloured figures, one large and one small, over a sky and a ground."""
-    horizon = _column(rng.uniform(-.2, .4, count))[:, None]
+    horizon = column(rng.uniform(-.2, .4, count))[:, None]
     sky, ground = (rng.uniform(.1, .9, (count, 3, 1, 1)).astype(np.float32) for _ in range(2))
-    image = np.where(_Y[None] < horizon, sky + .2 * _Y[None], ground)
+    image = np.where(Y[None] < horizon, sky + .2 * Y[None], ground)
     for low, high in ((.45, .7), (.2, .3)):
-        x, y = _place(rng, count, rng.uniform(-.5, .5, count), rng.uniform(-.5, .5, count),
+        x, y = place(rng, count, rng.uniform(-.5, .5, count), rng.uniform(-.5, .5, count),
                       rng.uniform(low, high, count), .6)
-        mask = _by_kind(_shape, rng.integers(len(SHAPES), size=count), x, y)
-        image = _paint(rng, mask, _colors(rng, rng.integers(len(COLORS), size=count)), image)
-    return Samples(images=_finish(rng, image, .03))
+        mask = by_kind(shape_mask, rng.integers(len(SHAPES), size=count), x, y)
+        image = paint(mask, tint(rng, rng.integers(len(COLORS), size=count)), image)
+    return Samples(images=finish(rng, image, .03))
 
 
 TOPICS = {
@@ -316,15 +215,15 @@ def _two_figures(rng: Rng, count: int) -> tuple[NDArray[np.uint8], list[list[tup
     names = list(COLORS)
     shapes = np.array([rng.choice(len(SHAPES), 2, replace=False) for _ in range(count)])
     colors = np.array([rng.choice(len(names), 2, replace=False) for _ in range(count)])
-    image = _background(rng, count)
+    image = backdrop(rng, count)
     for side in range(2):
-        x, y = _place(rng, count, rng.uniform(-.5, -.42, count) * (1 - 2 * side),
+        x, y = place(rng, count, rng.uniform(-.5, -.42, count) * (1 - 2 * side),
                       rng.uniform(-.3, .3, count), rng.uniform(.36, .44, count), .2)
-        image = _paint(rng, _by_kind(_shape, shapes[:, side], x, y), _colors(rng, colors[:, side]),
+        image = paint(by_kind(shape_mask, shapes[:, side], x, y), tint(rng, colors[:, side]),
                        image)
     told = [[(names[c], SHAPES[s]) for c, s in zip(paint, pair, strict=True)]
             for paint, pair in zip(colors, shapes, strict=True)]
-    return _finish(rng, image, .05), told
+    return finish(rng, image, .05), told
 
 
 _ACTORS = ("girl boy dog cat farmer teacher nurse sailor painter clown soldier grandmother monkey "

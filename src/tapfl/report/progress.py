@@ -103,11 +103,15 @@ class _Bars(Watch):
             TextColumn,
             TimeRemainingColumn,
         )
+        from rich.table import Column
 
         self._progress = Progress(
-            TextColumn("{task.description:<22}"), BarColumn(bar_width=24), MofNCompleteColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[told]}", style="dim"),
-            console=Console(stderr=True))
+            TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            # The last column alone gives way on a narrow terminal.
+            TextColumn("{task.fields[told]}", style="dim",
+                       table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=Console(stderr=True), expand=True)
 
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
         self._progress.start()  # only now: an error before this leaves the terminal alone
