@@ -119,8 +119,6 @@ def _run(options: argparse.Namespace) -> None:
         if (out / "run.json").is_file():
             print(f"tapfl: go on with: tapfl run --resume --out {out}", file=sys.stderr)
         raise
-    finally:
-        watch.close()
     show(rows, config.methods)
     if json.loads((out / "run.json").read_text())["random_weights"]:
         print("made with random weights: the foundation was not pre-trained")

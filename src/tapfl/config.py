@@ -242,6 +242,11 @@ class Config(Section):
                              "federation.holdout, e.g. to 0.1")
         return self
 
+    @property
+    def post_lr(self) -> float:
+        """The learning rate after federation."""
+        return self.post.lr or self.train.lr_initial
+
 
 def warm_up(initial: float, final: float, rounds: int, round_: int) -> float:
     """Return a rate that rises linearly over the first rounds, then stays."""

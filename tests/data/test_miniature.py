@@ -4,7 +4,7 @@ import torch
 
 from tapfl.config import FederationConfig, load_config
 from tapfl.data import miniature, templates
-from tapfl.data.batches import Tokens
+from tapfl.data.batches import Texts
 from tapfl.data.federation import Federation, load_federation
 from tapfl.data.sources import load_data
 from tapfl.errors import TapflError
@@ -74,7 +74,7 @@ def test_unknown_data_set():
 
 def test_ragged_tokens():
     tokenizer = load_tokenizer(load_config("quickstart").foundation)
-    tokens = Tokens.of(["red", "the red circle", "the"], tokenizer, 4)
+    tokens = Texts.of(["red", "the red circle", "the"], tokenizer, 4)
     assert tokens.lengths.tolist() == [3, 4, 3]  # cut to four, with both ends marked
     rows = np.array([0, 2])
     ids, mask = tokens.rows(rows, torch.from_numpy(rows))

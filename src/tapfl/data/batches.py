@@ -18,14 +18,14 @@ Rows = NDArray[np.int64]
 
 
 @dataclass
-class Tokens:
+class Texts:
     """Texts of different lengths, padded to the longest; batches are padded to their own."""
 
     ids: Tensor  # int32 (N, longest)
     lengths: NDArray[np.int64]
 
     @classmethod
-    def of(cls, texts: Sequence[str], tokenizer: Any, limit: int) -> Tokens:
+    def of(cls, texts: Sequence[str], tokenizer: Any, limit: int) -> Texts:
         """Tokenize once; what is longer than ``limit`` is cut."""
         found = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
         lengths = np.array([len(ids) for ids in found], dtype=np.int64)
@@ -51,9 +51,9 @@ class TaskData:
 
     task: Task
     images: Tensor | None = None  # uint8 (N, 3, 64, 64)
-    text: Tokens | None = None
+    text: Texts | None = None
     labels: Tensor | None = None
-    answers: Tokens | None = None
+    answers: Texts | None = None
     references: list[str] | None = None  # the answers as written, for metrics
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data import miniature
-from tapfl.data.batches import TaskData, Tokens
+from tapfl.data.batches import TaskData, Texts
 from tapfl.errors import TapflError
 from tapfl.tasks import Task
 
@@ -33,11 +33,11 @@ def _tensors(task: Task, samples: miniature.Samples, tokenizer: Any, max_text: i
     if "image" in task.modalities and samples.images is not None:
         data.images = torch.from_numpy(samples.images)
     if "text" in task.modalities and samples.texts is not None:
-        data.text = Tokens.of(samples.texts, tokenizer, max_text)
+        data.text = Texts.of(samples.texts, tokenizer, max_text)
     if task.is_classification:
         data.labels = torch.tensor(samples.labels)
     if samples.answers is not None:
-        data.answers = Tokens.of(samples.answers, tokenizer, max_text)
+        data.answers = Texts.of(samples.answers, tokenizer, max_text)
         data.references = samples.answers
     return data
 

@@ -16,6 +16,7 @@ from tapfl.config import Config
 from tapfl.data.federation import Client, Federation
 from tapfl.model.foundation import Foundation
 from tapfl.model.network import Network
+from tapfl.model.weights import seeded
 
 Losses = dict[str, float]
 Emit = Callable[..., None]
@@ -32,37 +33,19 @@ class ClientStates(Protocol):
         """Keep blocks and notes, as of a round."""
 
 
-class MemoryStates:
-    """Client state in a dictionary, for tests and small experiments."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, str], tuple[BlockState, dict[str, Any]]] = {}
-
-    def load(self, owner: str, client: str) -> tuple[BlockState, dict[str, Any]] | None:
-        """Return a copy of what was saved."""
-        kept = self._kept.get((owner, client))
-        return kept and (kept[0].clone(), dict(kept[1]))
-
-    def save(self, owner: str, client: str, round_: int, state: BlockState,
-             notes: Mapping[str, Any]) -> None:
-        """Keep a copy."""
-        self._kept[owner, client] = (state.clone(), dict(notes))
-
-
-def _silent(event: str, **fields: Any) -> None:
-    pass
-
-
 @dataclass
 class Context:
-    """An experiment under way. Every federated method has a network of its own on one base."""
+    """An experiment under way. Every federated method has a network of its own on one base.
+
+    ``states`` and ``emit`` belong to the method that is running; the engine sets them.
+    """
 
     config: Config
     federation: Federation
     foundation: Foundation
     device: str = "cpu"
-    states: ClientStates = field(default_factory=MemoryStates)
-    emit: Emit = _silent
+    states: ClientStates = field(init=False)
+    emit: Emit = field(init=False)
 
     @property
     def seed(self) -> int:
@@ -84,11 +67,7 @@ def randomness(context: Context, client: Client, round_: int,
     """
     words = f"{context.seed}/{client.id}/{round_}/{role}"
     number = int.from_bytes(hashlib.sha256(words.encode()).digest()[:6], "big")
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(number)
-    if context.device.startswith("cuda"):
-        torch.cuda.manual_seed(number)
-    try:
+    with seeded(number):
+        if context.device.startswith("cuda"):
+            torch.cuda.manual_seed(number)
         yield np.random.default_rng(number)
-    finally:
-        torch.set_rng_state(state)

@@ -111,8 +111,7 @@ class FedDAT(FederatedMethod):
 
     def _post_training(self, client: Client, steps: int) -> None:
         config = self.context.config
-        self._dual_training(client, config.train.rounds, "post", steps,
-                            config.post.lr or config.train.lr_initial)
+        self._dual_training(client, config.train.rounds, "post", steps, config.post_lr)
 
     def adapt(self, client: Client) -> None:
         """The final model's frozen adapters are the shared ones as last received."""

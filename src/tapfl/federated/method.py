@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Client
@@ -99,12 +99,8 @@ class FederatedMethod:
     def _post_training(self, client: Client, steps: int) -> None:
         config = self.context.config
         local_training(self.context, self.network, client, self.owned(client), steps=steps,
-                       lr=config.post.lr or config.train.lr_initial, round_=config.train.rounds,
+                       lr=config.post_lr, round_=config.train.rounds,
                        role="post", objective=self.objective)
-
-    def notes(self) -> dict[str, Any]:
-        """Return facts about the method that belong into a run's record."""
-        return {}
 
 
 class FedAvg(FederatedMethod):

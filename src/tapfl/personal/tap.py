@@ -63,7 +63,7 @@ class Tap(Personalizer):
         personal.load_into(self.method.network.blocks)
         local_training(
             self.context, self.method.network, client, personal, steps=config.post.steps,
-            lr=config.post.lr or config.train.lr_initial, round_=config.train.rounds,
+            lr=config.post_lr, round_=config.train.rounds,
             role="distill", objective=Distillation(self._teacher(teacher), self))
         return BlockState.extract(self.method.network.blocks, personal)
 
