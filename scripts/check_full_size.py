@@ -23,11 +23,10 @@ def report(name, ours, theirs):
 
 def layers(base, library, x, mask):
     """Every backbone layer after the other, on the same input."""
-    keys = None if mask is None else mask[None, :, None, None]
     additive = None if mask is None else torch.zeros(mask[:, None, None].shape).masked_fill(
         ~mask[:, None, None], -1e9)
     for index, (layer, reference) in enumerate(zip(base.layers, library, strict=False)):
-        ours = layer.feed_forward(layer.attend(x[None], keys))[0]
+        ours = layer(x, mask)
         theirs = reference(x, additive)[0]
         real = slice(None) if mask is None else mask
         report(f"  backbone layer {index}", ours[real], theirs[real])

@@ -7,6 +7,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, slowly
+
 from tapfl.config import Config
 from tapfl.model.foundation import build_foundation
 from tapfl.model.network import build_network

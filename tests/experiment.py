@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 from tapfl.config import Config
+from tapfl.engine.build import build
 from tapfl.engine.inprocess import Trajectory
 from tapfl.engine.record import EventLog
 from tapfl.engine.registry import plan
-from tapfl.engine.run import _build
 from tapfl.engine.store import Store
 from tests.conftest import FLAVA
 
@@ -50,7 +50,7 @@ def tiny_experiment(folder: Path, **sections) -> Config:
 
 def trajectory(config, folder, names=None):
     """Return a trajectory of the configuration's methods, and its events."""
-    context, tokenizer = _build(config, "cpu")
+    context, tokenizer = build(config, "cpu")
     folder.mkdir(parents=True, exist_ok=True)
     events = EventLog(folder / "events.jsonl", folder / "state" / "events.jsonl")
     store = Store(folder / "state")

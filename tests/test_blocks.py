@@ -92,8 +92,8 @@ def test_extract_and_load_round_trip(network):
 
 def test_load_writes_in_place_and_only_what_is_named(network):
     parameters = dict(network.blocks.named_parameters())
-    before = {k: (p.data_ptr(), p.detach().clone()) for k, p in parameters.items()}
     state = BlockState.extract(network.blocks)
+    before = {k: (p.data_ptr(), p.detach().clone()) for k, p in parameters.items()}
     doubled = BlockState({k: v * 2 for k, v in state.items()}, state.shapes)
     doubled.load_into(network.blocks, ["encoder/text"])
     for key, parameter in parameters.items():

@@ -185,27 +185,22 @@ class BlockState(Mapping[str, Tensor]):
     @torch.no_grad()
     def extract(cls, blocks: nn.ModuleDict, names: Iterable[str] | None = None) -> BlockState:
         """Copy the named blocks (all by default) out of a network's ``blocks``."""
-        flat: dict[str, Tensor] = {}
-        shapes: dict[str, Shapes] = {}
-        for name in blocks if names is None else names:
-            parameters = _parameters(blocks, name)
-            flat[name] = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
-            shapes[name] = {key: p.shape for key, p in parameters.items()}
-        return cls(flat, shapes)
+        laid = {name: _lay_flat(blocks, name) for name in (blocks if names is None else names)}
+        return cls({name: flat.clone() for name, (flat, _) in laid.items()},
+                   {name: shapes for name, (_, shapes) in laid.items()})
 
     @torch.no_grad()
     def load_into(self, blocks: nn.ModuleDict, names: Iterable[str] | None = None) -> None:
         """Copy the named blocks (all by default) into a network, in place."""
+        targets, sources = [], []
         for name in self if names is None else names:
-            parameters = _parameters(blocks, name)
-            shapes = {key: p.shape for key, p in parameters.items()}
+            flat, shapes = _lay_flat(blocks, name)
             if shapes != self._shapes_of(name):
                 raise TapflError(_misfit(name, self.shapes[name], shapes))
-            pieces = torch.split(self[name], [p.numel() for p in parameters.values()])
-            torch._foreach_copy_(
-                list(parameters.values()),
-                [piece.view(p.shape) for piece, p in zip(pieces, parameters.values(), strict=True)],
-            )
+            targets.append(flat)
+            sources.append(self[name])
+        if targets:
+            torch._foreach_copy_(targets, sources)
 
     def subset(self, names: Iterable[str]) -> BlockState:
         """Return the named blocks, sharing memory."""
@@ -297,15 +292,19 @@ class BlockAverage:
         """Count ``state`` in with ``weight``."""
         if not 0 < weight < float("inf"):
             raise TapflError(f"a weight must be positive and finite, got {weight}")
-        for name, value in state.items():
-            if name in self._mean and self._shapes[name] != state.shapes[name]:
+        known = [name for name in state if name in self._mean]
+        for name in known:
+            if self._shapes[name] != state.shapes[name]:
                 raise TapflError(_misfit(name, state.shapes[name], self._shapes[name]))
-            total = self.weights[name] = self.weights.get(name, 0.0) + weight
+        for name in state:
+            self.weights[name] = self.weights.get(name, 0.0) + weight
             if name not in self._mean:
-                self._mean[name] = value.clone()
+                self._mean[name] = state[name].clone()
                 self._shapes[name] = state.shapes[name]
-            else:
-                self._mean[name].lerp_(value, weight / total)
+        if known:
+            torch._foreach_lerp_([self._mean[name] for name in known],
+                                 [state[name] for name in known],
+                                 [weight / self.weights[name] for name in known])
 
     def result(self) -> BlockState:
         """Return the mean of every block that somebody contributed."""
@@ -320,11 +319,34 @@ def average(states: Sequence[BlockState], weights: Sequence[float]) -> BlockStat
     return mean.result()
 
 
-def _parameters(blocks: nn.ModuleDict, name: str) -> dict[str, nn.Parameter]:
-    """Return a block's parameters in alphabetical order: the layout of the flat tensor."""
+def _lay_flat(blocks: nn.ModuleDict, name: str) -> tuple[Tensor, Shapes]:
+    """Return a block of a network as one flat tensor, in which its parameters lie, and its layout.
+
+    The parameters are moved into such a tensor once; a network that was moved or cast since has to
+    be laid out again.
+    """
     if name not in blocks:
         raise TapflError(f"the network has no block '{name}'" + nearest(name, blocks))
-    return dict(sorted(blocks[name].named_parameters()))
+    block = blocks[name]
+    laid: tuple[Tensor, Shapes, list[nn.Parameter]] | None = block.__dict__.get("_laid_flat")
+    if laid is None or not _lies_in(laid[0], laid[2]):
+        parameters = dict(sorted(block.named_parameters()))
+        flat = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
+        pieces = torch.split(flat, [p.numel() for p in parameters.values()])
+        for parameter, piece in zip(parameters.values(), pieces, strict=True):
+            parameter.data = piece.view(parameter.shape)
+        laid = flat, {key: p.shape for key, p in parameters.items()}, list(parameters.values())
+        block.__dict__["_laid_flat"] = laid
+    return laid[0], laid[1]
+
+
+def _lies_in(flat: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+    at = flat.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != at or parameter.dtype != flat.dtype:
+            return False
+        at += parameter.numel() * flat.element_size()
+    return True
 
 
 def _misfit(name: str, given: Shapes, expected: Shapes) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfl import __version__
+from tapfl.bench.command import add_bench
 from tapfl.errors import TapflError
 
 Verbs = Any  # argparse's collection of subparsers
@@ -52,7 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_presets, _add_show, _add_validate, _add_model, _add_pretrain):
+    for add in (_add_run, _add_presets, _add_show, _add_validate, _add_model, _add_pretrain,
+                add_bench):
         add(verbs)
     return parser
 

@@ -118,11 +118,15 @@ class FederationConfig(Section):
 
 
 class DataConfig(Section):
-    """Where samples come from; ``train`` and ``test`` are sizes of each miniature data set."""
+    """Where samples come from, and how many each data set has for training and for the test.
 
-    source: Literal["miniature"] = "miniature"
-    train: int = Field(1200, ge=1)
-    test: int = Field(120, ge=1)
+    ``miniature`` is the small world (1200 and 120 unless said otherwise). ``synthetic`` is noise in
+    the sizes of the paper's data sets, which a number can only make smaller: it measures speed.
+    """
+
+    source: Literal["miniature", "synthetic"] = "miniature"
+    train: int | None = Field(None, ge=1)
+    test: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)
 
 
@@ -209,13 +213,37 @@ class EvaluationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """How often a run writes down where it stands."""
+    """How often a run writes down where it stands.
+
+    ``cache_mb`` is how much of the clients' state it keeps in memory (MiB); the rest is on disk.
+    """
 
     every: int = Field(10, ge=1)
+    cache_mb: int = Field(4096, ge=0)
+
+
+class SpeedConfig(Section):
+    """What makes training fast on a GPU; a CPU ignores it.
+
+    ``kernels``: fused kernels, where the layers suit them (bf16 only). ``graphs``: steps are
+    recorded and played again. ``compile``: torch.compile for the layers that have no kernels.
+    ``checkpointing``: compute activations twice instead of keeping them, where memory is short.
+    ``resident_gb``: images that may stay on the GPU (by default 40% of its memory).
+    """
+
+    kernels: bool = True
+    graphs: bool = True
+    compile: bool = False
+    checkpointing: bool = False
+    resident_gb: float | None = Field(None, ge=0)
 
 
 class Config(Section):
-    """A whole experiment."""
+    """A whole experiment.
+
+    ``precision`` is what the frozen base computes in: by default bf16 on a GPU and fp32 on a CPU.
+    What trains is always fp32.
+    """
 
     seed: int = Field(41, ge=0)
     methods: list[str] = Field(default=["fedavg", "tap"], min_length=1)
@@ -233,7 +261,8 @@ class Config(Section):
     feddat: FedDATConfig = FedDATConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    speed: SpeedConfig = SpeedConfig()
 
     @model_validator(mode="after")
     def _validation_needs_data(self) -> Config:

@@ -91,11 +91,11 @@ class Pretrainer(nn.Module):
         picture = self.foundation.encoders["image"](image)
         text = self.foundation.encoders["text"](ids, real)
         mask = torch.cat([real.new_ones(picture.shape[:2]), real], dim=1)
-        x = torch.cat([picture, text], dim=1)[None]
+        x = torch.cat([picture, text], dim=1)
         for layer in self.foundation.layers[:depth]:
-            x = layer.feed_forward(layer.attend(x, mask[None, :, None, None]))
+            x = layer(x, mask)
         assert self.foundation.norm is not None
-        return picture, text, self.foundation.norm(x[0])
+        return picture, text, self.foundation.norm(x)
 
     def _mask_patches(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the image with patches blanked, all patches' values, and which are blank."""

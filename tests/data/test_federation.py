@@ -3,7 +3,7 @@ from fractions import Fraction
 import pytest
 
 from tapfl.config import FederationConfig
-from tapfl.data.federation import layout_names, load_federation
+from tapfl.data.federation import Federation, layout_names, load_federation
 from tapfl.errors import TapflError
 
 
@@ -54,3 +54,72 @@ def test_bad_federation_files(tmp_path, text, message):
 def test_missing_federation_file():
     with pytest.raises(TapflError, match=r"no such file: nope\.yaml"):
         load_federation(FederationConfig(file="nope.yaml"))
+
+
+def _federation(groups, samples=120):
+    """A federation whose data are numbers of samples and nothing else."""
+    file = load_federation(FederationConfig(layout="flava"))
+    splits = {task: (range(samples * groups), range(0)) for task in file.tasks}
+    return Federation(file, splits, FederationConfig(groups=groups), 1)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 12])
+def test_find_is_the_inverse_of_id_of(groups):
+    federation = _federation(groups)
+    for index in range(len(federation)):
+        assert federation.find(federation.id_of(index)).index == index
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_find_refuses_what_is_nobodys_id(groups):
+    federation = _federation(groups)
+    name = federation.file.clients[2].name
+    ids = {federation.id_of(i) for i in range(len(federation))}
+    for wrong in ("", "g", "g-", "g0-", name, f"g0-{name}", f"g00-{name}", f"g3-{name}",
+                  f"g-1-{name}", f"g1-{name}\n", f"G1-{name}", f"g{'9' * 5000}-{name}",
+                  f"g\u0661-{name}", f" {name}"):
+        if wrong not in ids:
+            with pytest.raises(TapflError, match="unknown client"):
+                federation.find(wrong)
+
+
+def test_find_suggests_the_nearest_among_ten_thousand():
+    federation = _federation(1000, samples=12)
+    assert federation.find("g999-3").index == 9993
+    name = federation.id_of(9993)
+    with pytest.raises(TapflError, match=f"did you mean '{name[:-1]}") as caught:
+        federation.find(name + "x")
+    assert len(str(caught.value)) < 200
+    with pytest.raises(TapflError, match="unknown client 'g1000-3'; did you mean") as caught:
+        federation.find("g1000-3")
+    with pytest.raises(TapflError, match="unknown client 'zebra'; known: g0-0, ") as caught:
+        federation.find("zebra")
+    assert len(str(caught.value)) < 2000
+
+
+def test_a_look_up_touches_one_client(monkeypatch):
+    """Neither an index nor an id makes a federation go through its clients."""
+    federation = _federation(1000, samples=12)
+    named, real = [], Federation.id_of
+
+    def id_of(self, index):
+        named.append(index)
+        return real(self, index)
+
+    monkeypatch.setattr(Federation, "id_of", id_of)
+    federation.find("g500-3")
+    federation[17]
+    assert named == [5003, 17]
+
+
+@pytest.mark.parametrize("groups", [1, 7])
+def test_parts_follow_each_other_in_every_data_set(groups):
+    """Against the definition: what all kinds before it hold, summed up each time."""
+    federation = _federation(groups)
+    clients = federation.file.clients
+    for index in range(len(federation)):
+        group, kind = divmod(index, len(clients))
+        for task, share in clients[kind].tasks.items():
+            before = sum((c.tasks.get(task, Fraction(0)) for c in clients[:kind]), Fraction(0))
+            assert federation._interval(index, task) == (
+                (group + before) / groups, (group + before + share) / groups)

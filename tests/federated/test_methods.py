@@ -9,7 +9,8 @@ from tapfl.blocks import BlockState
 from tapfl.federated.disentafl import disentanglement
 from tapfl.federated.feddat import Bottleneck
 from tapfl.federated.perfedavg import gradients, meta_gradient
-from tapfl.federated.training import Tally, parameters_of, task_objective
+from tapfl.federated.stepper import parameters_of
+from tapfl.federated.training import Tally, task_objective
 from tests.experiment import tiny_experiment, trajectory
 
 

@@ -8,6 +8,7 @@ from tapfl.blocks import BlockState, decoder_block, paths
 from tapfl.errors import TapflError
 from tapfl.model.backbone import RoutedBackbone, StandardBackbone, Tokens, masked_mean
 from tapfl.model.foundation import build_foundation
+from tapfl.model.lora import Dropout
 from tapfl.model.network import build_network
 from tapfl.tasks import Batch
 from tests.conftest import TASKS, make_batch, randomize, tiny_config
@@ -163,7 +164,7 @@ def test_routed_backbone_equals_one_path_at_a_time(layers, modalities):
     parts = {m: torch.randn(3, 5 if m == "image" else 4, 32) for m in modalities}
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
     tokens = Tokens.join(parts, {m: mask if m == "text" else None for m in modalities})
-    ours, latent = RoutedBackbone(list(network.foundation.layers), network.blocks, 0.0, None)(
+    ours, latent = RoutedBackbone(list(network.foundation.layers), network.blocks, Dropout(), None)(
         tokens, kind)
     theirs, expected = _one_path_at_a_time(network, tokens, kind)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
@@ -298,9 +299,9 @@ def test_heads_read_the_normalised_mean_of_real_tokens(any_network, name):
     """The whole way after the backbone, by hand: final norm, mean over real tokens, head."""
     task, batch = TASKS[name], make_batch(TASKS[name])
     backbone = RoutedBackbone if any_network.config.backbone.kind == "routed" else StandardBackbone
-    parts = {m: any_network._modality(task, m, batch, 0.0) for m in task.modalities}
+    parts = {m: any_network._modality(task, m, batch, Dropout()) for m in task.modalities}
     tokens = Tokens.join(parts, {m: batch.text_mask if m == "text" else None for m in parts})
-    values, _ = backbone(list(any_network.foundation.layers), any_network.blocks, 0.0, None)(
+    values, _ = backbone(list(any_network.foundation.layers), any_network.blocks, Dropout(), None)(
         tokens, task.kind)
     norm = any_network.foundation.norm
     if norm is not None:

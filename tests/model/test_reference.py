@@ -55,7 +55,7 @@ def test_flava_backbone_layers(flava):
     additive = torch.zeros(3, 1, 1, 9).masked_fill(~mask[:, None, None], -1e9)
     ours = theirs = x
     for layer, reference in zip(base.layers, flava.multimodal_model.encoder.layer, strict=True):
-        ours = layer.feed_forward(layer.attend(ours[None], mask[None, :, None, None]))[0]
+        ours = layer(ours, mask)
         theirs = reference(theirs, additive)[0]
         _close_on_real_tokens(ours, theirs, mask)
 
@@ -68,10 +68,10 @@ def test_flava_end_to_end(flava):
     flava.multimodal_model.use_cls_token = False
     theirs = flava(input_ids=ids, pixel_values=image).multimodal_embeddings
     flava.multimodal_model.use_cls_token = True
-    x = torch.cat([base.encoders["image"](image), base.encoders["text"](ids)], dim=1)[None]
+    x = torch.cat([base.encoders["image"](image), base.encoders["text"](ids)], dim=1)
     for layer in base.layers:
-        x = layer.feed_forward(layer.attend(x, None))
-    torch.testing.assert_close(base.norm(x[0]), theirs, **TOLERANCE)
+        x = layer(x)
+    torch.testing.assert_close(base.norm(x), theirs, **TOLERANCE)
 
 
 def test_vilt(monkeypatch):
@@ -88,10 +88,10 @@ def test_vilt(monkeypatch):
     torch.testing.assert_close(ours, tokens, **TOLERANCE)
     whole = torch.cat([mask, torch.ones(3, 17, dtype=torch.bool)], dim=1)
     theirs = model(input_ids=ids, attention_mask=mask.long(), pixel_values=image)
-    x = ours[None]
+    x = ours
     for layer in base.layers:
-        x = layer.feed_forward(layer.attend(x, whole[None, :, None, None]))
-    _close_on_real_tokens(base.norm(x[0]), theirs.last_hidden_state, whole)
+        x = layer(x, whole)
+    _close_on_real_tokens(base.norm(x), theirs.last_hidden_state, whole)
 
 
 def _pair(part, architecture, image_size=None):

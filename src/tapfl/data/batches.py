@@ -1,11 +1,17 @@
-"""Samples as tensors, and minibatches of them."""
+"""Samples as tensors, and minibatches of them.
+
+On a GPU the data sets stay there where they fit; a local training sends the rows it will use once,
+and nothing in it waits for the device. Shapes are rounded up, so that few different ones occur and
+recorded steps can be used again; what is added does not count.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +21,14 @@ from torch import Tensor
 from tapfl.tasks import Batch, Task
 
 Rows = NDArray[np.int64]
+T = TypeVar("T")
+ROW_STEP = 16  # a task's share of a mixed minibatch is rounded up to so many rows
+
+
+def rung(length: int) -> int:
+    """Return the next length of a ladder whose steps grow: few shapes, little padding."""
+    step = 8 if length <= 32 else 16 if length <= 96 else 32
+    return -(-length // step) * step
 
 
 @dataclass
@@ -23,6 +37,9 @@ class Texts:
 
     ids: Tensor  # int32 (N, longest)
     lengths: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        self.sizes = torch.from_numpy(self.lengths)  # the lengths, where the ids are
 
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: Any, limit: int) -> Texts:
@@ -34,20 +51,28 @@ class Texts:
             row[:len(tokens)] = tokens
         return cls(torch.from_numpy(ids), lengths)
 
-    def rows(self, rows: Rows, index: Tensor) -> tuple[Tensor, Tensor | None]:
+    def to(self, device: torch.device | str) -> None:
+        """Move the tensors to a device."""
+        self.ids, self.sizes = self.ids.to(device), self.sizes.to(device)
+
+    def rows(self, rows: Rows, index: Tensor, rounded: bool) -> tuple[Tensor, Tensor | None]:
         """Return the ids of some rows and where they are real (None: everywhere)."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())
+        if rounded:
+            longest = min(rung(longest), self.ids.shape[1])
         ids = self.ids[index, :longest].long()
-        if int(lengths.min()) == longest:
+        if not rounded and int(lengths.min()) == longest:
             return ids, None
-        mask = torch.arange(longest) < torch.from_numpy(lengths)[:, None]
-        return ids, mask.to(ids.device)
+        return ids, torch.arange(longest, device=ids.device) < self.sizes[index][:, None]
 
 
 @dataclass
 class TaskData:
-    """One split of a task's data set, resident on the device."""
+    """One split of a task's data set, resident on the device.
+
+    Images that do not fit there wait in page-locked memory on the host.
+    """
 
     task: Task
     images: Tensor | None = None  # uint8 (N, 3, 64, 64)
@@ -55,46 +80,61 @@ class TaskData:
     labels: Tensor | None = None
     answers: Texts | None = None
     references: list[str] | None = None  # the answers as written, for metrics
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def __len__(self) -> int:
         if self.images is not None:
             return len(self.images)
         return 0 if self.text is None else len(self.text.lengths)
 
-    def to(self, device: torch.device | str) -> TaskData:
-        """Move the tensors to a device."""
+    def to(self, device: torch.device | str, images_too: bool = True) -> TaskData:
+        """Move the tensors to a device; large image sets may stay behind."""
+        self.device = torch.device(device)
         for tokens in (self.text, self.answers):
             if tokens is not None:
-                tokens.ids = tokens.ids.to(device)
-        self.images = None if self.images is None else self.images.to(device)
+                tokens.to(device)
+        if self.images is not None:
+            self.images = self.images.to(device) if images_too else self.images.cpu().pin_memory()
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
 
-    def batch(self, rows: Rows) -> Batch:
-        """Return some samples as a batch."""
+    @property
+    def image_bytes(self) -> int:
+        """What the images take on the device."""
+        return 0 if self.images is None else self.images.nbytes
+
+    @property
+    def resident(self) -> bool:
+        """Whether everything is where it is computed with."""
+        return self.images is None or self.images.device.type == self.device.type
+
+    def batch(self, rows: Rows, index: Tensor | None = None, rounded: bool = False) -> Batch:
+        """Return some samples as a batch; ``index`` holds the same rows on the device."""
         batch = Batch()
-        index = torch.from_numpy(rows).to(self._device())
+        if index is None:
+            index = torch.from_numpy(rows).to(self.device)
         if self.images is not None:
-            batch.image = self.images[index]
+            batch.image = self.images[index] if self.resident else self._fetch(rows)
         if self.text is not None:
-            batch.text, batch.text_mask = self.text.rows(rows, index)
+            batch.text, batch.text_mask = self.text.rows(rows, index, rounded)
         if self.labels is not None:
             batch.label = self.labels[index]
         if self.answers is not None:
-            batch.answer, batch.answer_mask = self.answers.rows(rows, index)
+            batch.answer, batch.answer_mask = self.answers.rows(rows, index, rounded)
         return batch
+
+    def _fetch(self, rows: Rows) -> Tensor:
+        """Copy images from the host on the way to the device, without waiting for them."""
+        assert self.images is not None
+        chosen = torch.empty(len(rows), *self.images.shape[1:], dtype=torch.uint8, pin_memory=True)
+        torch.index_select(self.images, 0, torch.from_numpy(rows), out=chosen)
+        return chosen.to(self.device, non_blocking=True)
 
     def in_order(self, size: int) -> Iterator[tuple[Rows, Batch]]:
         """Go through all samples once."""
         for start in range(0, len(self), size):
             rows = np.arange(start, min(start + size, len(self)))
             yield rows, self.batch(rows)
-
-    def _device(self) -> torch.device:
-        if self.images is not None:
-            return self.images.device
-        assert self.text is not None
-        return self.text.ids.device
 
 
 @dataclass(frozen=True)
@@ -103,8 +143,11 @@ class Part:
 
     task: str
     batch: Batch
-    weight: float
+    weight: float | Tensor
     samples: int
+
+
+Draw = list[tuple[TaskData, Rows]]  # the rows of every task in one minibatch
 
 
 @dataclass(frozen=True)
@@ -129,13 +172,56 @@ class ClientData:
         size = min(size, total)
         epochs = math.ceil(steps * size / total)
         order = np.concatenate([np.arange(0), *(rng.permutation(total) for _ in range(epochs))])
+        draws = [self._dealt(order[step * size:(step + 1) * size]) for step in range(steps)]
+        if self.parts[0][0].device.type == "cpu":
+            return ([Part(data.task.name, data.batch(rows), len(rows) / size, len(rows))
+                     for data, rows in draw] for draw in draws)
+        batches = self._on_device(draws, size)
+        return batches if all(data.resident for data, _ in self.parts) else _ahead(batches)
+
+    def _dealt(self, drawn: Rows) -> Draw:
+        """Sort what was drawn by task."""
         bounds = np.cumsum([0, *(len(rows) for _, rows in self.parts)])
-        for step in range(steps):
-            drawn = order[step * size:(step + 1) * size]
+        dealt = []
+        for (data, rows), low, high in zip(self.parts, bounds, bounds[1:], strict=False):
+            own = drawn[(drawn >= low) & (drawn < high)] - low
+            if len(own):
+                dealt.append((data, rows[own]))
+        return dealt
+
+    def _on_device(self, draws: Sequence[Draw], size: int) -> Iterator[list[Part]]:
+        """Send all rows at once; then make minibatches of rounded shapes from them."""
+        mixed = len(self.parts) > 1
+        padded = [[(data, _pad(rows) if mixed else rows) for data, rows in draw] for draw in draws]
+        flat = [rows for draw in padded for _, rows in draw]
+        device = self.parts[0][0].device
+        host = torch.from_numpy(np.concatenate([np.arange(0), *flat]))
+        if device.type == "cuda":
+            host = host.pin_memory()
+        sent = iter(torch.split(host.to(device, non_blocking=True),
+                                [len(rows) for rows in flat]))
+        for draw, wide in zip(draws, padded, strict=True):
             parts = []
-            for (data, rows), low, high in zip(self.parts, bounds, bounds[1:], strict=False):
-                own = drawn[(drawn >= low) & (drawn < high)] - low
-                if len(own):
-                    parts.append(Part(data.task.name, data.batch(rows[own]), len(own) / size,
-                                      len(own)))
+            for (data, rows), (_, more) in zip(draw, wide, strict=True):
+                batch, count = data.batch(more, next(sent), rounded=True), len(rows)
+                weight: float | Tensor = 1.0
+                if mixed:
+                    batch.real = torch.arange(len(more), device=device) < count
+                    weight = torch.full((), count / size, device=device)
+                parts.append(Part(data.task.name, batch, weight, count))
             yield parts
+
+
+def _pad(rows: Rows) -> Rows:
+    """Repeat a row until their number is round."""
+    return np.concatenate([rows, np.repeat(rows[:1], -len(rows) % ROW_STEP)])
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """Make the next item while the last one is used: the host gathers while the GPU computes."""
+    end = object()
+    with ThreadPoolExecutor(1) as worker:
+        coming = worker.submit(next, items, end)
+        while (item := coming.result()) is not end:
+            coming = worker.submit(next, items, end)
+            yield item  # type: ignore[misc]

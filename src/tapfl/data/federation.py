@@ -19,6 +19,8 @@ from tapfl.data.sources import Splits
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import Task, check_name
 
+HINTS = 100  # clients that an unknown id is compared with
+
 
 def _fraction(value: object) -> Fraction:
     if not re.fullmatch(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", str(value)):
@@ -128,6 +130,8 @@ class Federation(Sequence[Client]):
                  seed: int) -> None:
         self.file, self.splits, self.config, self.seed = file, splits, config, seed
         self.tasks = file.task_table()
+        self._kinds = {entry.name: kind for kind, entry in enumerate(file.clients)}
+        self._starts = _starts(file)
         self._orders = {task: _rng(seed, "order", task).permutation(len(train))
                         for task, (train, _) in splits.items()}
         self._skewed = {task: self._skew(task) for task in splits
@@ -163,10 +167,20 @@ class Federation(Sequence[Client]):
 
     def find(self, id_: str) -> Client:
         """Return a client by its id."""
-        ids = [self.id_of(i) for i in range(len(self))]
-        if id_ not in ids:
-            raise TapflError(f"unknown client '{id_}'" + nearest(id_, ids))
-        return self[ids.index(id_)]
+        group, name = self._parse(id_)
+        first = group * len(self.file.clients) if group < self.config.groups else 0
+        if group < self.config.groups and name in self._kinds:
+            return self[first + self._kinds[name]]
+        # Its own group tells most; all clients together would take long to compare.
+        known = range(first, min(first + max(len(self._kinds), HINTS), len(self)))
+        raise TapflError(f"unknown client '{id_}'" + nearest(id_, map(self.id_of, known)))
+
+    def _parse(self, id_: str) -> tuple[int, str]:
+        """Return the group and the name that an id speaks of; what is no id has neither."""
+        if self.config.groups == 1:
+            return 0, id_
+        found = re.fullmatch(r"g(0|[1-9][0-9]{0,8})-(.+)", id_)
+        return (int(found[1]), found[2]) if found else (0, "")
 
     def _rows(self, index: int, task: str) -> Rows:
         if task in self._skewed:
@@ -178,11 +192,9 @@ class Federation(Sequence[Client]):
     def _interval(self, index: int, task: str) -> tuple[Fraction, Fraction]:
         """Return the part of a data set that a client holds, of 0 to 1."""
         group, kind = divmod(index, len(self.file.clients))
-        before = sum((c.tasks.get(task, Fraction(0)) for c in self.file.clients[:kind]),
-                     Fraction(0))
         groups = self.config.groups
-        share = self.file.clients[kind].tasks[task]
-        return (group + before) / groups, (group + before + share) / groups
+        start = group + self._starts[kind][task]
+        return start / groups, (start + self.file.clients[kind].tasks[task]) / groups
 
     def _skew(self, task: str) -> dict[int, Rows]:
         """Deal every label's samples out by a Dirichlet draw around the clients' shares."""
@@ -228,6 +240,17 @@ class Federation(Sequence[Client]):
                         raise TapflError(
                             f"federation.holdout: client '{self.id_of(index)}' has {count} "
                             f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
+
+
+def _starts(file: FederationFile) -> list[dict[str, Fraction]]:
+    """Return where, in a group's data of a task, the part of each kind of client begins."""
+    held = dict.fromkeys(file.tasks, Fraction(0))
+    starts = []
+    for entry in file.clients:
+        starts.append({task: held[task] for task in entry.tasks})
+        for task, share in entry.tasks.items():
+            held[task] += share
+    return starts
 
 
 def _rng(seed: int, *words: str) -> np.random.Generator:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from tapfl.config import Config
-from tapfl.data import miniature
+from tapfl.config import Config, DataConfig
+from tapfl.data import miniature, synthetic
 from tapfl.data.batches import TaskData, Texts
 from tapfl.errors import TapflError
 from tapfl.tasks import Task
@@ -17,15 +17,34 @@ Splits = dict[str, tuple[TaskData, TaskData]]
 
 
 def load_data(config: Config, tasks: Mapping[str, Task], tokenizer: Any, max_text: int,
-              device: str = "cpu") -> Splits:
-    """Return ``{task: (train, test)}``, tokenized with the foundation's tokenizer."""
+              device: str = "cpu", resident_bytes: float = float("inf")) -> Splits:
+    """Return ``{task: (train, test)}``, tokenized with the foundation's tokenizer.
+
+    Images go to the device as long as they take no more than ``resident_bytes`` there.
+    """
+    load = SOURCES[config.data.source]
     splits: Splits = {}
     for name, task in tasks.items():
-        made = miniature.generate(name, config.data.train, config.data.test, config.data.seed)
-        _check(task, made[0])
-        train, test = (_tensors(task, part, tokenizer, max_text).to(device) for part in made)
-        splits[name] = (train, test)
+        splits[name] = load(config.data, task, tokenizer, max_text, device)
+        for data in splits[name]:
+            resident_bytes -= data.image_bytes
+            data.to(device, images_too=resident_bytes >= 0)
+            if not data.resident:
+                resident_bytes += data.image_bytes
     return splits
+
+
+def _miniature(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
+               device: str) -> tuple[TaskData, TaskData]:
+    made = miniature.generate(task.name, config.train or 1200, config.test or 120, config.seed)
+    _check(task, made[0])
+    train, test = (_tensors(task, part, tokenizer, max_text) for part in made)
+    return train, test
+
+
+# From a data configuration, a task, a tokenizer, the longest text and a device to both splits.
+SOURCES: dict[str, Callable[[DataConfig, Task, Any, int, str], tuple[TaskData, TaskData]]] = {
+    "miniature": _miniature, "synthetic": synthetic.generate}
 
 
 def _tensors(task: Task, samples: miniature.Samples, tokenizer: Any, max_text: int) -> TaskData:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from tapfl.config import Config, check
-from tapfl.data.federation import Federation, load_federation
-from tapfl.data.sources import load_data
+from tapfl.data.federation import load_federation
+from tapfl.engine.build import build
 from tapfl.engine.inprocess import Trajectory
 from tapfl.engine.record import EventLog, Row, environment, memory, read_results, write_results
 from tapfl.engine.registry import plan
@@ -21,7 +21,6 @@ from tapfl.engine.store import Store, slug, write_json
 from tapfl.engine.watch import Watch
 from tapfl.errors import TapflError
 from tapfl.federated.context import Context
-from tapfl.model.foundation import build_foundation, load_tokenizer
 from tapfl.model.summary import parameters
 
 
@@ -43,15 +42,16 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         watch.say(f"{out}: this run is complete")
         return read_results(out / "results.csv")
     started = time.perf_counter()
-    context, tokenizer = _build(config, device)
+    context, tokenizer = build(config, device)
     record |= _facts(context, device)
     (out / "events.jsonl").write_text("")  # put together again from what each method has kept
     rows: list[Row] = []
     try:
         for each in plans:
-            store = Store(out / "state" / slug(each.federated))
-            with contextlib.closing(EventLog(out / "events.jsonl",
-                                             store.folder / "events.jsonl")) as events:
+            folder = out / "state" / slug(each.federated)
+            with (Store(folder, config.checkpoint.cache_mb << 20) as store,
+                  contextlib.closing(EventLog(out / "events.jsonl",
+                                              folder / "events.jsonl")) as events):
                 context.states, context.emit = store, events.emit
                 rows += Trajectory(each, context, store, events, tokenizer, out / "models",
                                    watch).run(resume)
@@ -145,21 +145,6 @@ def _federation_digest(config: Config) -> str:
     return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
 
 
-def _build(config: Config, device: str) -> tuple[Context, Any]:
-    """Load the frozen base and the data, once for all methods."""
-    file = load_federation(config.federation)
-    tasks = file.task_table()
-    modalities = sorted({m for task in tasks.values() for m in task.modalities})
-    foundation = build_foundation(config.foundation, modalities,
-                                  config.backbone.layers_per_stage, device)
-    if config.precision == "bf16":
-        foundation.to(torch.bfloat16)
-    tokenizer = load_tokenizer(config.foundation)
-    splits = load_data(config, tasks, tokenizer, foundation.max_text, device)
-    federation = Federation(file, splits, config.federation, config.seed)
-    return Context(config, federation, foundation, device), tokenizer
-
-
 def _facts(context: Context, device: str) -> dict[str, Any]:
     """Return what belongs into run.json before the first round."""
     network = context.network()
@@ -170,7 +155,8 @@ def _facts(context: Context, device: str) -> dict[str, Any]:
         "environment": environment(device),
         "weights": context.foundation.weights, "random_weights": context.foundation.is_random,
         "data": context.config.data.source,
+        "computing": {"dtype": str(context.foundation.dtype).removeprefix("torch."),
+                      "layers": context.foundation.ways, "graphs": context.records},
         "parameters": {"total": frozen + sum(blocks.values()), "frozen": frozen,
                        "trainable": sum(blocks.values()), "blocks": blocks},
     }
-

@@ -3,6 +3,9 @@
 Every file appears whole or not at all. A client's state is a new file for every round that changes
 it, so a checkpoint never has to rewrite the clients: it is a round number, and whoever reads takes
 each client's newest file that is not younger. The two newest checkpoints are kept.
+
+Clients' files are written in the background, and recent ones are kept in memory. A checkpoint waits
+until all of them are on disk: only then is its round complete.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from tapfl.blocks import BlockState
+from tapfl.engine.cache import WriteBehind
 from tapfl.errors import TapflError
 from tapfl.tasks import check_name
 
@@ -23,44 +28,79 @@ KEPT = 2  # checkpoints
 
 
 class Store:
-    """The state of one federated method's run, below ``folder``."""
+    """The state of one federated method's run, below ``folder``.
 
-    def __init__(self, folder: Path) -> None:
+    At most ``cache_bytes`` of the clients' state is in memory, written or waiting to be. As a
+    context manager it closes itself; after an error it drops what no checkpoint refers to yet.
+    """
+
+    def __init__(self, folder: Path, cache_bytes: int = 4 << 30) -> None:
         self.folder = folder
         self.round = -1  # the last completed round; client files of later rounds do not count
         self._committed = [c["round"] for c in self._checkpoints()]
+        self._known: dict[Path, list[int]] = {}  # the versions in a client's folder, once looked up
+        self._files = WriteBehind(cache_bytes, write_state)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:  # what ended the run matters more, and those rounds will run again
+            self._files.abandon()
+
+    def close(self) -> None:
+        """Have everything written, end the writing thread and free the memory."""
+        self._files.close()
 
     # Client state
 
     def load(self, owner: str, client: str) -> tuple[BlockState, dict[str, Any]] | None:
-        """Return the newest state of a client that belongs to this run's past."""
-        versions = [v for v in self._versions(owner, client) if v <= self.round]
+        """Return the newest state of a client that belongs to this run's past: a copy."""
+        folder = self._client(owner, client)
+        versions = [v for v in self._versions(folder) if v <= self.round]
         if not versions:
             return None
-        path = self._path(owner, client, versions[-1])
-        return BlockState.load(path), BlockState.read_notes(path)
+        path = _file(folder, versions[-1])
+        return self._files.get(path) or (BlockState.load(path), BlockState.read_notes(path))
 
     def save(self, owner: str, client: str, round_: int, state: BlockState,
              notes: Mapping[str, Any]) -> None:
-        """Write a client's state as of a round; forget what no kept checkpoint refers to."""
-        write_state(self._path(owner, client, round_), state, notes)
+        """Keep a copy of a client's state as of a round; forget what no kept checkpoint refers to.
+
+        It is on disk after the next ``flush``. A disk that did not take an earlier state is an
+        error here, and then this state is not kept.
+        """
+        folder = self._client(owner, client)
+        before = self._versions(folder)
+        versions = sorted({*before, round_})
         oldest = min(self._committed[-KEPT:], default=-1)
-        old = [v for v in self._versions(owner, client) if v <= oldest]
-        for version in old[:-1]:
-            self._path(owner, client, version).unlink(missing_ok=True)
+        doomed = [v for v in versions if v <= oldest][:-1]
+        self._files.put(_file(folder, round_), state, notes, [_file(folder, v) for v in doomed])
+        self._known[folder] = [v for v in versions if v not in doomed]
+        # The next load takes the new version; older ones need no place in memory.
+        self._files.forget(_file(folder, v) for v in before if v != round_)
 
-    def _path(self, owner: str, client: str, round_: int) -> Path:
-        return (self.folder / "clients" / slug(owner) / check_name(client, "client")
-                / f"{round_:06d}.safetensors")
+    def flush(self) -> None:
+        """Return when all that was saved is on disk."""
+        self._files.flush()
 
-    def _versions(self, owner: str, client: str) -> list[int]:
-        folder = self._path(owner, client, 0).parent
-        return sorted(int(p.stem) for p in folder.glob("*.safetensors") if p.stem.isdigit())
+    def _client(self, owner: str, client: str) -> Path:
+        return self.folder / "clients" / slug(owner) / check_name(client, "client")
+
+    def _versions(self, folder: Path) -> list[int]:
+        if folder not in self._known:
+            self._known[folder] = sorted(int(p.stem) for p in folder.glob("*.safetensors")
+                                         if p.stem.isdigit())
+        return self._known[folder]
 
     # Checkpoints
 
     def commit(self, server: BlockState, notes: Mapping[str, Any]) -> None:
         """Write down that ``self.round`` is complete: the server's blocks and some notes."""
+        self.flush()
         folder = self.folder / "checkpoints"
         path = folder / f"{self.round:06d}.safetensors"
         write_state(path, server, {})
@@ -100,6 +140,10 @@ class Store:
     def _unreadable(self) -> list[Path]:
         return [p for p in sorted((self.folder / "checkpoints").glob("*.json"))
                 if _record(p) is None]
+
+
+def _file(folder: Path, round_: int) -> Path:
+    return folder / f"{round_:06d}.safetensors"
 
 
 def _record(path: Path) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ import torch
 from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Client, Federation
+from tapfl.federated.stepper import Stepper
 from tapfl.model.foundation import Foundation
 from tapfl.model.network import Network
 from tapfl.model.weights import seeded
@@ -51,6 +52,19 @@ class Context:
     def seed(self) -> int:
         """The experiment's seed."""
         return self.config.seed
+
+    def stepper(self, network: Network) -> Stepper:
+        """Return what takes a network's training steps; each network has one."""
+        found: Stepper | None = network.__dict__.get("_stepper")
+        if found is None:
+            found = Stepper(network, self.config.train, self.records)
+            network.__dict__["_stepper"] = found
+        return found
+
+    @property
+    def records(self) -> bool:
+        """Whether steps are recorded as CUDA graphs."""
+        return self.config.speed.graphs and self.device.startswith("cuda")
 
     def network(self) -> Network:
         """Return a new network of all tasks on the shared base."""

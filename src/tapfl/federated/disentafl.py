@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tapfl.data.batches import Part
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.training import Objective, weighted
+from tapfl.federated.stepper import Objective, recordable
+from tapfl.federated.training import weighted
 from tapfl.model.network import Network
-from tapfl.tasks import at_least_fp32
+from tapfl.tasks import at_least_fp32, mean_of_real
 
 
 class DisentAFL(FederatedMethod):
@@ -27,22 +28,32 @@ class DisentAFL(FederatedMethod):
         """The tasks' losses and the disentanglement of their latents."""
         return self._objective
 
+    @recordable
     def _objective(self, network: Network,
                    parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
-        losses, latents = {}, []
+        losses, latents, real = {}, [], []
         for part in parts:
             outputs = network(part.task, part.batch, latents=True)
             losses[part.task] = network.loss(part.task, outputs, part.batch)
             latents += list(outputs.latents.values())
-        extra = disentanglement(latents)
+            real += [part.batch.real] * len(outputs.latents)
+        extra = disentanglement(latents, real)
         return weighted(losses, parts) + self.context.config.disentafl.weight * extra, losses
 
 
-def disentanglement(groups: Sequence[Tensor]) -> Tensor:
+def disentanglement(groups: Sequence[Tensor], real: Sequence[Tensor | None] = ()) -> Tensor:
     """Return the mean squared cosine between samples of different (modality, task) groups.
 
-    Averaged over the pairs of groups; zero when there is one group only.
+    Averaged over the pairs of groups; zero when there is one group only. ``real`` says which of
+    each group's samples count.
     """
     unit = [F.normalize(at_least_fp32(group), dim=-1) for group in groups]
-    pairs = [(a @ b.T).square().mean() for a, b in combinations(unit, 2)]
+    counted = list(zip(unit, real or [None] * len(unit), strict=True))
+    pairs = [_squared_cosine(*a, *b) for a, b in combinations(counted, 2)]
     return torch.stack(pairs).mean() if pairs else groups[0].new_zeros(())
+
+
+def _squared_cosine(a: Tensor, a_real: Tensor | None, b: Tensor, b_real: Tensor | None) -> Tensor:
+    squared = (a @ b.T).square()
+    return mean_of_real(squared if b_real is None else squared * (b_real / b_real.sum())
+                        * b.shape[0], a_real)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from tapfl.tasks import Batch, at_least_fp32
+from tapfl.tasks import Batch, at_least_fp32, mean_of_real
 
 
 def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: float = 1.0) -> Tensor:
@@ -18,6 +18,8 @@ def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: floa
     q = F.log_softmax(at_least_fp32(student) / temperature, dim=-1)
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(dim=-1)
     if batch.answer_mask is None or kl.shape != batch.answer_mask[:, 1:].shape:
-        return temperature**2 * kl.mean()
+        return temperature**2 * mean_of_real(kl, batch.real)
     real = batch.answer_mask[:, 1:]
+    if batch.real is not None:
+        real = real & batch.real[:, None]
     return temperature**2 * (kl * real).sum() / real.sum()

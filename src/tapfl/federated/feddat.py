@@ -20,7 +20,8 @@ from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
 from tapfl.federated.distill import divergence
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.training import Tally, new_optimizer, parameters_of, step, weighted
+from tapfl.federated.stepper import parameters_of
+from tapfl.federated.training import Tally, weighted
 from tapfl.model.network import Network, Outputs
 
 
@@ -128,24 +129,29 @@ class FedDAT(FederatedMethod):
         config, network = self.context.config.train, self.network
         places = self._places_of(client.tasks)
         self._freeze(places)
+        stepper = self.context.stepper(network)
+        own = [f"adapter/local/{place}" for place in places]
+        stepper.restart((*self.owned(client), *own), lr)
         shared = parameters_of(network, self.owned(client))
-        local = parameters_of(network, [f"adapter/local/{place}" for place in places])
-        shared_optimizer = new_optimizer(shared, lr, config)
-        local_optimizer = new_optimizer(local, lr, config)
+        local = parameters_of(network, own)
+
+        def body(parts: Sequence[Part]) -> dict[str, Tensor]:
+            with self.predicting(), torch.no_grad():
+                teacher = [network(p.task, p.batch) for p in parts]
+            student = [network(p.task, p.batch) for p in parts]
+            loss, losses = self._mutual(parts, student, teacher)
+            stepper.update(loss, shared)
+            with self.predicting():
+                dual = [network(p.task, p.batch) for p in parts]
+            loss, _ = self._mutual(parts, dual, student)
+            stepper.update(loss, local)
+            return {task: value.detach() for task, value in losses.items()}
+
         tally = Tally()
         with randomness(self.context, client, round_, role) as rng:
             network.train()
             for parts in client.data.minibatches(steps, config.batch_size, rng):
-                with self.predicting(), torch.no_grad():
-                    teacher = [network(p.task, p.batch) for p in parts]
-                student = [network(p.task, p.batch) for p in parts]
-                loss, losses = self._mutual(parts, student, teacher)
-                step(loss, shared, shared_optimizer, config)
-                tally.add(parts, losses)
-                with self.predicting():
-                    dual = [network(p.task, p.batch) for p in parts]
-                loss, _ = self._mutual(parts, dual, student)
-                step(loss, local, local_optimizer, config)
+                tally.add(parts, stepper.run("dual", body, parts))
         return tally.means()
 
     def _mutual(self, parts: Sequence[Part], student: Sequence[Outputs],

@@ -10,7 +10,8 @@ from typing import ClassVar
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses
-from tapfl.federated.training import Objective, local_training, task_objective
+from tapfl.federated.stepper import Objective
+from tapfl.federated.training import local_training, task_objective
 from tapfl.model.network import Network
 
 

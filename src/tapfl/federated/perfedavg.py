@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import ClassVar
 
@@ -14,7 +14,8 @@ from tapfl.data.batches import Part
 from tapfl.data.federation import Client
 from tapfl.federated.context import Losses, randomness
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.training import Tally, new_optimizer, parameters_of, task_objective
+from tapfl.federated.stepper import Stepper, parameters_of
+from tapfl.federated.training import Tally, task_objective
 
 
 class PerFedAvg(FederatedMethod):
@@ -29,20 +30,20 @@ class PerFedAvg(FederatedMethod):
     def train(self, client: Client, round_: int) -> Losses:
         """Take tau meta-steps, each on independent minibatches."""
         config = self.context.config
-        parameters = parameters_of(self.network, self.owned(client))
-        optimizer = new_optimizer(parameters, config.train.rate(round_), config.train)
+        stepper = self.context.stepper(self.network)
+        stepper.restart(self.owned(client), config.train.rate(round_))
         tally = Tally()
         with randomness(self.context, client, round_, "federated") as rng:
             self.network.train()
             batches = client.data.minibatches(3 * config.train.local_steps,
                                               config.train.batch_size, rng)
             for _ in range(config.train.local_steps):
-                self._meta_step(batches, parameters, optimizer, self._inner_lr(round_), tally)
+                self._meta_step(list(islice(batches, 3)), stepper, self._inner_lr(round_), tally)
         return tally.means()
 
-    def _meta_step(self, batches: Iterator[list[Part]], parameters: list[nn.Parameter],
-                   optimizer: torch.optim.Optimizer, inner_lr: float, tally: Tally) -> None:
-        first, second, third = islice(batches, 3)
+    def _meta_step(self, batches: Sequence[list[Part]], stepper: Stepper, inner_lr: float,
+                   tally: Tally) -> None:
+        second, parameters = batches[1], stepper.parameters
 
         def gradient(parts: Sequence[Part]) -> list[Tensor]:
             loss, losses = task_objective(self.network, parts)
@@ -51,12 +52,11 @@ class PerFedAvg(FederatedMethod):
             return gradients(loss, parameters)
 
         settings = self.context.config.perfedavg
-        meta = meta_gradient(parameters, gradient, (first, second, third), inner_lr,
+        meta = meta_gradient(parameters, gradient, batches, inner_lr,
                              settings.delta if settings.variant == "hf" else None)
         for parameter, value in zip(parameters, meta, strict=True):
             parameter.grad = value
-        nn.utils.clip_grad_norm_(parameters, self.context.config.train.clip)
-        optimizer.step()
+        stepper.move(parameters)
 
     def adapt(self, client: Client) -> None:
         """Take inner steps on the client's training data, never on test data."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tapfl.config import TrainConfig
 from tapfl.data.batches import Part
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
+from tapfl.federated.stepper import Objective, recordable
 from tapfl.model.network import Network
 
-# From a minibatch to the loss that is minimised and the unweighted loss of every task in it.
-Objective = Callable[[Network, Sequence[Part]], tuple[Tensor, dict[str, Tensor]]]
 
-
+@recordable
 def task_objective(network: Network, parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the paper's local loss: the sum of lambda_o times the loss of task o."""
     losses = {part.task: network.loss(part.task, network(part.task, part.batch), part.batch)
@@ -33,37 +31,18 @@ def local_training(
     context: Context, network: Network, client: Client, blocks: Iterable[str], *, steps: int,
     lr: float, round_: int, role: str, objective: Objective = task_objective,
 ) -> Losses:
-    """Train the named blocks, in place; return each seen task's mean loss over its samples."""
-    parameters = parameters_of(network, blocks)
-    optimizer = new_optimizer(parameters, lr, context.config.train)
+    """Train the named blocks, in place; return each seen task's mean loss over its samples.
+
+    Nothing in it waits for the device: the losses stay there until the end.
+    """
+    stepper = context.stepper(network)
+    stepper.restart(blocks, lr)
     tally = Tally()
     with randomness(context, client, round_, role) as rng:
         network.train()
         for parts in client.data.minibatches(steps, context.config.train.batch_size, rng):
-            loss, losses = objective(network, parts)
-            step(loss, parameters, optimizer, context.config.train)
-            tally.add(parts, losses)
+            tally.add(parts, stepper.step(objective, parts))
     return tally.means()
-
-
-def parameters_of(network: Network, blocks: Iterable[str]) -> list[nn.Parameter]:
-    """Return the parameters of some blocks, in the blocks' order."""
-    return [p for name in blocks for p in network.blocks[name].parameters()]
-
-
-def new_optimizer(parameters: list[nn.Parameter], lr: float,
-                  config: TrainConfig) -> torch.optim.Optimizer:
-    """Return a fresh AdamW: every local training starts without a memory of the last."""
-    return torch.optim.AdamW(parameters, lr=lr, weight_decay=config.weight_decay, fused=True)
-
-
-def step(loss: Tensor, parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer,
-         config: TrainConfig) -> None:
-    """Take one optimizer step on a loss, with the gradient's norm clipped."""
-    optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(parameters, config.clip)
-    optimizer.step()
 
 
 class Tally:
@@ -82,8 +61,10 @@ class Tally:
 
     def means(self) -> Losses:
         """Return the mean loss per sample of every task that was seen."""
-        return {task: float(total) / self._samples[task]
-                for task, total in sorted(self._sums.items())}
+        tasks = sorted(self._sums)
+        sums = torch.stack([self._sums[task] for task in tasks]).tolist() if tasks else []
+        return {task: total / self._samples[task]
+                for task, total in zip(tasks, sums, strict=True)}
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ All paths share the frozen layers, so they run as one batch of streams.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from tapfl.blocks import STANDARD_BACKBONE, Route, attention_block, expert_block, paths
-from tapfl.model.layer import TransformerLayer
-from tapfl.model.lora import AttentionLoRA, ExpertLoRA, Routing
+from tapfl.model.layer import Keys, Residual, TransformerLayer
+from tapfl.model.lora import (
+    AttentionLoRA,
+    Dropout,
+    ExpertLoRA,
+    Factors,
+    attention_factors,
+    expert_factors,
+)
 
 Adapter = Callable[[str, int, Tensor], Tensor]
 
@@ -58,21 +64,16 @@ class Tokens:
             start += length
         raise KeyError(modality)
 
-    def may_attend(self) -> Tensor | None:
-        """Every token to every real token, ``(1, batch, 1, 1, tokens)``."""
-        return None if self.mask is None else self.mask[None, :, None, None, :]
-
-    def may_attend_privately(self) -> Tensor | None:
-        """As ``may_attend``, but only within a modality; ``(1, batch or 1, 1, tokens, tokens)``."""
-        everything = self.may_attend()
+    def keys(self, privates: int = 0) -> Keys:
+        """Every token to every real token; ``privates`` streams only within a modality."""
         if len(self.lengths) == 1:
-            return everything
-        # Which modality a position belongs to, counted without a copy from the host.
-        position = torch.arange(self.values.shape[1], device=self.values.device)
-        cuts = itertools.accumulate(list(self.lengths.values())[:-1])
-        modality = torch.stack([position >= cut for cut in cuts]).sum(dim=0)
-        own = (modality[:, None] == modality[None, :])[None, None, None]
-        return own if everything is None else own & everything
+            return Keys(self.mask)
+        return Keys(self.mask, self.cut or 0, privates)
+
+    @property
+    def cut(self) -> int | None:
+        """Where the second modality begins, if there are two."""
+        return next(iter(self.lengths.values())) if len(self.lengths) > 1 else None
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -119,50 +120,55 @@ class RoutedBackbone:
 
     layers: Sequence[TransformerLayer]
     blocks: Any  # the network's ModuleDict
-    dropout: float
+    dropout: Dropout
     adapter: Adapter | None
 
     def __call__(self, tokens: Tokens, kind: str) -> tuple[Tensor, Tensor]:
         """Return the output and, for DisentAFL, the private path after stage 1."""
         routes = {m: paths(m, kind) for m in tokens.lengths}
         stage = len(self.layers) // 2
-        x = tokens.values.unsqueeze(0)
-        private, everything = tokens.may_attend_privately(), tokens.may_attend()
+        x = Residual(tokens.values.unsqueeze(0))
         for depth in range(stage):
             # The first layer's input has not split into paths yet: one stream per stack will do.
             every = 2 if depth == 0 else 1
-            count = 4 // every
-            mask = everything
-            if private is not everything and private is not None:
-                mask = _per_stream(private, everything, count)
-            x = self._attend(x, "mote", depth, self.layers[depth], mask, tokens,
-                             {m: [r.mote_stack for r in rs[::every]] for m, rs in routes.items()})
-            x = self._experts(x, "mote", depth, self.layers[depth], tokens, routes)
-        latent = x[0]
+            stacks = {m: [r.mote_stack for r in rs[::every]] for m, rs in routes.items()}
+            # Half of the streams are a modality's own.
+            x = self._attend(x, "mote", depth, tokens.keys(privates=2 // every), tokens, stacks)
+            x = self._experts(x, "mote", depth, tokens, routes)
+        after = x
         for depth in range(stage):
-            layer = self.layers[stage + depth]
-            x = self._attend(x, "mome", depth, layer, everything, tokens,
-                             {m: [r.mome_stack for r in rs] for m, rs in routes.items()})
-            x = self._experts(x, "mome", depth, layer, tokens, routes)
-        return x.mean(dim=0), latent
+            stacks = {m: [r.mome_stack for r in rs] for m, rs in routes.items()}
+            x = self._attend(x, "mome", depth, tokens.keys(), tokens, stacks)
+            x = self._experts(x, "mome", depth, tokens, routes)
+        return x.total().mean(dim=0), after.first()
 
-    def _routing(self, names: Mapping[str, Sequence[str]], depth: int, tokens: Tokens) -> Routing:
-        blocks = [[self.blocks[n][depth] for n in names[m]] for m in tokens.lengths]
-        if all(group == blocks[0] for group in blocks):  # the same for all modalities
-            return Routing(blocks[:1], [tokens.values.shape[1]], self.dropout)
-        return Routing(blocks, list(tokens.lengths.values()), self.dropout)
+    def _modules(self, names: Mapping[str, Sequence[str]], depth: int,
+                 tokens: Tokens) -> tuple[list[list[nn.Module]], int | None]:
+        """Return the LoRA modules by stream and segment, and where the segments are cut."""
+        groups = [[self.blocks[n][depth] for n in names[m]] for m in tokens.lengths]
+        if all(group == groups[0] for group in groups):  # the same for all modalities
+            groups = groups[:1]
+        return [list(stream) for stream in zip(*groups, strict=True)], (
+            tokens.cut if len(groups) > 1 else None)
 
-    def _attend(self, x: Tensor, stage: str, depth: int, layer: TransformerLayer,
-                mask: Tensor | None, tokens: Tokens, stacks: Mapping[str, list[str]]) -> Tensor:
+    def _attend(self, x: Residual, stage: str, depth: int, keys: Keys, tokens: Tokens,
+                stacks: Mapping[str, list[str]]) -> Residual:
         names = {m: [attention_block(stage, s) for s in each] for m, each in stacks.items()}
-        return layer.attend(x, mask, self._routing(names, depth, tokens))
+        modules, cut = self._modules(names, depth, tokens)
+        a, b = attention_factors(modules, x.x.dtype)
+        return self._layer(stage, depth).attend(x, keys, Factors(a, b, self.dropout, cut))
 
-    def _experts(self, x: Tensor, stage: str, depth: int, layer: TransformerLayer,
-                 tokens: Tokens, routes: Mapping[str, Sequence[Route]]) -> Tensor:
+    def _experts(self, x: Residual, stage: str, depth: int, tokens: Tokens,
+                 routes: Mapping[str, Sequence[Route]]) -> Residual:
         names = {m: [expert_block(stage, route) for route in each] for m, each in routes.items()}
-        routing = self._routing(names, depth, tokens)
-        return layer.feed_forward(
-            x, routing, routing, self.adapter and functools.partial(self.adapter, stage, depth))
+        modules, cut = self._modules(names, depth, tokens)
+        up, down = (Factors(*expert_factors(modules, role, x.x.dtype), self.dropout, cut)
+                    for role in ("up", "down"))
+        return self._layer(stage, depth).feed_forward(
+            x, up, down, self.adapter and functools.partial(self.adapter, stage, depth))
+
+    def _layer(self, stage: str, depth: int) -> TransformerLayer:
+        return self.layers[depth if stage == "mote" else len(self.layers) // 2 + depth]
 
 
 @dataclass(frozen=True)
@@ -171,31 +177,22 @@ class StandardBackbone:
 
     layers: Sequence[TransformerLayer]
     blocks: Any  # the network's ModuleDict
-    dropout: float
+    dropout: Dropout
     adapter: Adapter | None
 
     def __call__(self, tokens: Tokens, kind: str) -> tuple[Tensor, Tensor]:
         """Return the output and the state after the first half of the layers."""
-        block, length = self.blocks[STANDARD_BACKBONE], [tokens.values.shape[1]]
-        x = latent = tokens.values.unsqueeze(0)
+        block, keys = self.blocks[STANDARD_BACKBONE], tokens.keys()
+        x = after = Residual(tokens.values.unsqueeze(0))
         for depth, layer in enumerate(self.layers):
-            x = layer.attend(x, tokens.may_attend(),
-                             Routing([[block["attention"][depth]]], length, self.dropout))
-            expert = Routing([[block["expert"][depth]]], length, self.dropout)
+            a, b = attention_factors([[block["attention"][depth]]], x.x.dtype)
+            x = layer.attend(x, keys, Factors(a, b, self.dropout))
+            up, down = (
+                Factors(*expert_factors([[block["expert"][depth]]], role, x.x.dtype), self.dropout)
+                for role in ("up", "down"))
             x = layer.feed_forward(
-                x, expert, expert,
+                x, up, down,
                 self.adapter and functools.partial(self.adapter, STANDARD_BACKBONE, depth))
             if depth == len(self.layers) // 2 - 1:
-                latent = x
-        return x[0], latent[0]
-
-
-def _per_stream(private: Tensor, everything: Tensor | None, count: int) -> Tensor:
-    """Stack masks: the first half of the streams is private, the second sees everything."""
-    if everything is None:
-        everything = torch.ones_like(private)
-    everything = everything.expand_as(private)
-    return torch.cat([private.expand(count // 2, *private.shape[1:]),
-                      everything.expand(count // 2, *private.shape[1:])])
-
-
+                after = x
+        return x.total()[0], after.first()

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tapfl.errors import TapflError
-from tapfl.model.layer import TransformerLayer
-from tapfl.model.lora import AttentionLoRA, ConvLoRA, Routing
+from tapfl.model.layer import Keys, Residual, TransformerLayer
+from tapfl.model.lora import AttentionLoRA, ConvLoRA, Dropout, Factors, attention_factors
 
 IMAGE_SIZE = 64  # images are kept at this size and scaled to the encoder's on the device
 # The paper's normalisation, for the encoders and for the targets of image generation.
@@ -57,10 +57,9 @@ class ImageEmbedding(nn.Module):
         if pixels.shape[-1] != self.size:
             pixels = F.interpolate(pixels, size=(self.size, self.size), mode="bilinear",
                                    align_corners=False)
-        patches = self.projection(pixels)
+        patches = _patches(pixels, self.projection)
         if block is not None and block.patch is not None:
-            patches = patches + block.patch(pixels, dropout)
-        patches = patches.flatten(2).transpose(1, 2)
+            patches = patches + block.patch(pixels, dropout).flatten(2).transpose(1, 2)
         prefix = self.prefix.expand(len(patches), -1, -1)
         return torch.cat([prefix, patches], dim=1) + self.positions
 
@@ -122,21 +121,39 @@ class Encoder(nn.Module):
 
     def forward(
         self, inputs: Tensor, mask: Tensor | None = None, block: EncoderBlock | None = None,
-        dropout: float = 0.0, adapter: Callable[[int, Tensor], Tensor] | None = None,
+        dropout: Dropout | None = None,
+        adapter: Callable[[int, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Return ``(batch, tokens, width)`` from a normalised image or token ids."""
-        x = self.embedding(inputs, block, dropout).unsqueeze(0)
-        keys = None if mask is None else mask[None, :, None, None, :]
-        for index, layer in enumerate(self.layers):
-            lora = (None if block is None
-                    else Routing([[block.layers[index]]], [x.shape[2]], dropout))
-            x = layer.attend(x, keys, lora)
+        dropout = dropout or Dropout()
+        x = Residual(self.embedding(inputs, block, dropout.p).unsqueeze(0))
+        factors = _factors(block, x.x.dtype, dropout) if block else [None] * len(self.layers)
+        for index, (layer, lora) in enumerate(zip(self.layers, factors, strict=True)):
+            x = layer.attend(x, Keys(mask), lora)
             x = layer.feed_forward(x, adapter=adapter and functools.partial(adapter, index))
-        tokens: Tensor = x.squeeze(0)
+        tokens = x.first()
         for module in (self.norm, self.projection, block and block.projection):
             if module is not None:
                 tokens = _linear(module, tokens)
         return tokens
+
+
+def _patches(pixels: Tensor, projection: nn.Conv2d) -> Tensor:
+    """Project every patch: a convolution whose windows do not overlap is a matrix product."""
+    batch, channels, height, width = pixels.shape
+    side = int(projection.kernel_size[0])
+    cut = pixels.view(batch, channels, height // side, side, width // side, side)
+    cut = cut.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * side * side)
+    return F.linear(cut, projection.weight.flatten(1), projection.bias)
+
+
+def _factors(block: EncoderBlock, dtype: torch.dtype, dropout: Dropout) -> Sequence[Factors]:
+    """Return every layer's LoRA; all layers are put together at once, a few large operations."""
+    if not len(block.layers):
+        return []
+    a, b = attention_factors([[module] for module in block.layers], dtype)
+    return [Factors(one.unsqueeze(0), other.unsqueeze(0), dropout)
+            for one, other in zip(a.unbind(0), b.unbind(0), strict=True)]
 
 
 def _linear(module: nn.Module, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tapfl.config import FoundationConfig
+from tapfl.config import FoundationConfig, SpeedConfig
 from tapfl.errors import TapflError, nearest
 from tapfl.model.encoder import Encoder, ImageEmbedding, TextEmbedding
 from tapfl.model.layer import TransformerLayer
@@ -79,9 +80,34 @@ class Foundation(nn.Module):
         """The modalities whose encoder has a block."""
         return tuple(m for m, encoder in self.encoders.items() if encoder.is_trained)
 
+    def speed_up(self, config: SpeedConfig, compiled: bool = False) -> Foundation:
+        """Set how the layers compute; for a base that is on a GPU already."""
+        for layer in self.modules():
+            if isinstance(layer, TransformerLayer):
+                layer.fast = config.kernels and self.dtype.itemsize < 4 and _suits_kernels(layer)
+                layer.compiled = compiled
+                layer.checkpointing = config.checkpointing
+        return self
+
+    @property
+    def ways(self) -> dict[str, int]:
+        """How many layers go through kernels, are compiled, or run as they are."""
+        layers = [m for m in self.modules() if isinstance(m, TransformerLayer)]
+        fast, compiled = sum(m.fast for m in layers), sum(m.compiled and not m.fast for m in layers)
+        return {"kernels": fast, "compiled": compiled, "plain": len(layers) - fast - compiled}
+
     def train(self, mode: bool = True) -> Foundation:
         """Stay in evaluation mode: a frozen base has no dropout of its own."""
         return super().train(False)
+
+
+def _suits_kernels(layer: TransformerLayer) -> bool:
+    """Return whether there are kernels here for a layer; they need Triton."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    from tapfl.model import fast
+
+    return fast.suits(layer)
 
 
 @dataclass(frozen=True)

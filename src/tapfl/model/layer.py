@@ -1,20 +1,25 @@
 """A frozen transformer layer, taken from a layer of the transformers library.
 
 The library's modules are kept as they are (so every weight, name and checkpoint is its own); what
-is ours is the forward pass: fused attention, masks, several streams at once, LoRA and adapters.
+is ours is the forward pass: packed projections, fused attention, masks, several streams at once,
+LoRA and adapters. On a GPU the same steps run through the kernel room (``fast``).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.activations import ACT2FN
 
 from tapfl.errors import TapflError
-from tapfl.model.lora import Routing, branch
+from tapfl.model.lora import Factors, branch
 
 # What the library calls the parts of a layer, over the model families and its own versions.
 _ROLES = {
@@ -31,6 +36,58 @@ _ROLES = {
 _PRE_NORM = {"norm1": ("layernorm_before", "norm1"), "norm2": ("layernorm_after", "norm2")}
 _POST_NORM = {"norm1": ("attention.output.LayerNorm", "sa_layer_norm"),
               "norm2": ("output.LayerNorm", "output_layer_norm")}
+
+
+@dataclass(frozen=True)
+class Residual:
+    """Tokens ``(streams, batch, tokens, width)`` as a sum that is still to be taken.
+
+    What a layer adds stays apart: the next one takes the sum together with its norm. ``added`` may
+    have more streams than ``x``: they branch.
+    """
+
+    x: Tensor
+    added: Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the sum."""
+        return self.x.shape if self.added is None else self.added.shape
+
+    def total(self) -> Tensor:
+        """Return the sum."""
+        if self.added is None:
+            return self.x
+        return branch(self.x, self.added.shape[0] // self.x.shape[0]) + self.added
+
+    def first(self) -> Tensor:
+        """Return the first stream of the sum."""
+        return self.x[0] if self.added is None else self.x[0] + self.added[0]
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Which keys a query may attend to.
+
+    ``mask (batch, tokens)`` is true on real tokens; None means that nothing is padded. Of
+    ``streams``, the first ``privates`` attend within a modality only: the tokens before ``cut``, or
+    those from there on.
+    """
+
+    mask: Tensor | None = None
+    cut: int = 0
+    privates: int = 0
+
+    def dense(self, streams: int, like: Tensor) -> Tensor | None:
+        """Return the mask in full, for the library's kernels; broadcasts over the heads."""
+        real = None if self.mask is None else self.mask[None, :, None, None, :]
+        if not self.privates:
+            return real
+        late = torch.arange(like.shape[2], device=like.device) >= self.cut
+        own = late[:, None] == late[None, :]
+        shared = torch.arange(streams, device=like.device) >= self.privates
+        may = own[None, None, None] | shared[:, None, None, None, None]
+        return may if real is None else may & real
 
 
 class TransformerLayer(nn.Module):
@@ -65,8 +122,13 @@ class TransformerLayer(nn.Module):
             self.add_module(role, modules[name])
         self.scale1 = getattr(modules.get("layer_scale1"), "lambda1", None)
         self.scale2 = getattr(modules.get("layer_scale2"), "lambda1", None)
-        self.activation = ACT2FN[getattr(config, "hidden_act", None) or config.activation]
+        act = getattr(config, "hidden_act", None) or config.activation
+        self.activation = ACT2FN[act]
         self.heads = int(config.num_attention_heads)
+        # Whether the kernel room knows layers of this kind, and what is to be used.
+        self.suits_kernels = self.pre_norm and self.scale1 is None and act == "gelu"
+        self.fast = self.compiled = self.checkpointing = False
+        self._packed: tuple[Tensor, Tensor | None] | None = None
 
     @property
     def width(self) -> int:
@@ -78,56 +140,119 @@ class TransformerLayer(nn.Module):
         """Size of the feed-forward network's inner layer."""
         return int(self.up.weight.shape[0])
 
-    def attend(self, x: Tensor, mask: Tensor | None, lora: Routing | None = None) -> Tensor:
-        """Self-attention with its residual.
+    def packed(self) -> tuple[Tensor, Tensor | None]:
+        """Return query, key and value as one weight and bias; the library's become views of it."""
+        if self._packed is not None:
+            return self._packed
+        parts = (self.query, self.key, self.value)
+        weight = torch.cat(tuple(p.weight for p in parts))
+        # Some models have no bias on the key, or none at all.
+        biases = [weight.new_zeros(self.width) if p.bias is None else p.bias for p in parts]
+        packed = weight, None if self.query.bias is None else torch.cat(biases)
+        if not weight.requires_grad:  # in pre-training it changes with every step
+            for part, own in zip(parts, weight.chunk(3), strict=True):
+                part.weight.data = own
+            self._packed = packed
+        return packed
 
-        ``mask`` is boolean, true where a token may be attended to, and broadcasts over
-        ``(streams, batch, heads, tokens, tokens)``.
-        """
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TransformerLayer:
+        self._packed = None  # moving or casting gives the parts memory of their own again
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the layer's output as the library computes it, ``(batch, tokens, width)``."""
+        tokens = self.attend(Residual(x.unsqueeze(0)), Keys(mask))
+        return self.feed_forward(tokens).first()
+
+    def attend(self, tokens: Residual, keys: Keys, lora: Factors | None = None) -> Residual:
+        """Self-attention; LoRA acts on the packed query, key and value."""
+        return self._run("attend", tokens, keys, lora)
+
+    def _attend(self, tokens: Residual, keys: Keys, lora: Factors | None) -> Residual:
+        x = tokens.total()
         h = self.norm1(x) if self.pre_norm else x
-        q, k, v = self.query(h), self.key(h), self.value(h)
+        qkv = F.linear(h, *self.packed())
         if lora is not None:
-            dropped = lora.drop(h)
-            q, v = lora.add(q, dropped, "query"), lora.add(v, dropped, "value")
-            branches = q.shape[0] // x.shape[0]
-            k, x = branch(k, branches), branch(x, branches)
-        out = self.out(attention(q, k, v, mask, self.heads))
+            qkv = lora.add(qkv, h)
+        out = self.out(attend_packed(qkv, keys, self.heads))
         return self._residual(x, out, self.norm1, self.scale1)
 
     def feed_forward(
-        self, x: Tensor, up: Routing | None = None, down: Routing | None = None,
+        self, tokens: Residual, up: Factors | None = None, down: Factors | None = None,
         adapter: Callable[[Tensor], Tensor] | None = None,
-    ) -> Tensor:
-        """Feed-forward network with its residual; ``adapter`` acts on the network's output."""
+    ) -> Residual:
+        """Feed-forward network; ``adapter`` acts on the network's output."""
+        return self._run("feed_forward", tokens, up, down, adapter)
+
+    def _feed_forward(self, tokens: Residual, up: Factors | None, down: Factors | None,
+                      adapter: Callable[[Tensor], Tensor] | None) -> Residual:
+        x = tokens.total()
         h = self.norm2(x) if self.pre_norm else x
         inner = self.up(h)
         if up is not None:
-            inner = up.add(inner, up.drop(h), "up")
-            x = branch(x, inner.shape[0] // x.shape[0])
+            inner = up.add(inner, h)
         inner = self.activation(inner)
         out = self.down(inner)
         if down is not None:
-            out = down.add(out, down.drop(inner), "down")
+            out = down.add(out, inner)
         if adapter is not None:
             out = adapter(out)
         return self._residual(x, out, self.norm2, self.scale2)
 
-    def _residual(self, x: Tensor, out: Tensor, norm: nn.Module, scale: Tensor | None) -> Tensor:
+    def _run(self, step: str, tokens: Residual, *arguments: Any) -> Residual:
+        """Do a step the way the layer is set to: through kernels, compiled, or as it is."""
+        function = functools.partial(self._way(step), self)
+        if not self.checkpointing or not torch.is_grad_enabled():
+            return function(tokens, *arguments)
+
+        def again(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
+            out = function(Residual(x, added), *arguments)
+            return out.x, out.added
+
+        # The kernels draw dropout from seeds and need no generator to be put back.
+        return Residual(*checkpoint(again, tokens.x, tokens.added, use_reentrant=False,
+                                    preserve_rng_state=not self.fast))
+
+    def _way(self, step: str) -> Callable[..., Residual]:
+        if self.fast:
+            from tapfl.model import fast
+
+            ways: dict[str, Callable[..., Residual]] = {
+                "attend": fast.attend, "feed_forward": fast.feed_forward}
+            return ways[step]
+        plain: Callable[..., Residual] = getattr(TransformerLayer, f"_{step}")
+        return _compiled(plain) if self.compiled else plain
+
+    def _residual(self, x: Tensor, out: Tensor, norm: nn.Module, scale: Tensor | None) -> Residual:
         if scale is not None:
             out = out * scale
-        result: Tensor = x + out if self.pre_norm else norm(x + out)
-        return result
+        residual = Residual(x, out)
+        return residual if self.pre_norm else Residual(norm(residual.total()))
+
+
+@functools.cache
+def _compiled(function: Callable[..., Residual]) -> Callable[..., Residual]:
+    """Compile once for all layers and shapes."""
+    return torch.compile(function, dynamic=True)
+
+
+def attend_packed(qkv: Tensor, keys: Keys, heads: int) -> Tensor:
+    """Multi-head attention from ``(streams, batch, tokens, 3 width)``, by the library's kernels."""
+    streams, batch, tokens, packed = qkv.shape
+    q, k, v = qkv.reshape(streams * batch, tokens, 3, heads, -1).transpose(1, 3).unbind(2)
+    mask = keys.dense(streams, qkv)
+    if mask is not None:
+        # SDPA's kernels take one batch axis.
+        mask = mask.expand(streams, batch, *mask.shape[2:]).flatten(0, 1)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return out.transpose(1, 2).reshape(streams, batch, tokens, packed // 3)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, heads: int) -> Tensor:
-    """Multi-head attention over the last two axes; any number of leading ones."""
-    lead, width = q.shape[:-2], q.shape[-1]
-
+    """Multi-head attention of queries to other tokens' keys, ``(batch, tokens, width)``."""
     def split(x: Tensor) -> Tensor:
-        return x.reshape(-1, x.shape[-2], heads, width // heads).transpose(1, 2)
+        return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
-    if mask is not None:
-        # SDPA's kernels take one batch axis.
-        mask = mask.expand(*lead, *mask.shape[len(lead):]).flatten(0, len(lead) - 1)
     out = F.scaled_dot_product_attention(split(q), split(k), split(v), attn_mask=mask)
-    return out.transpose(1, 2).reshape(*lead, q.shape[-2], width)
+    return out.transpose(1, 2).flatten(2)

@@ -7,9 +7,11 @@ stand on the same frozen layer.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,37 +65,74 @@ class ExpertLoRA(nn.Module):
         self.down = LoRA(hidden, width, rank)
 
 
-@dataclass(frozen=True)
-class Routing:
-    """Which LoRA adapts which part of a layer's input.
+@dataclass
+class Dropout:
+    """Dropout on LoRA's input, for one forward pass.
 
-    A layer's input is ``(streams, batch, tokens, width)``. Its tokens fall into segments, one per
-    modality, of the given ``lengths``. ``modules[segment]`` lists the LoRA modules that adapt the
-    segment, stream by stream; a multiple of the number of streams branches every stream.
+    The kernels draw it from seeds, one for each use, so that the backward pass can draw it again.
     """
 
-    modules: Sequence[Sequence[nn.Module]]
-    lengths: Sequence[int]
-    dropout: float = 0.0
+    p: float = 0.0
+    _seeds: Tensor | None = field(default=None, repr=False)
+    _used: int = 0
 
-    def drop(self, h: Tensor) -> Tensor:
+    def __call__(self, h: Tensor) -> Tensor:
         """Return the input as LoRA sees it in training."""
-        return F.dropout(h, self.dropout) if self.dropout else h
+        return F.dropout(h, self.p) if self.p else h
 
-    def add(self, base: Tensor, h: Tensor, role: str) -> Tensor:
-        """Return ``base + B A h``, with ``(streams * branches, ...)`` streams.
+    def seed(self, device: torch.device) -> Tensor:
+        """Return a seed that was not used before: two words on the device."""
+        if self._seeds is None or self._used == len(self._seeds):
+            self._seeds, self._used = torch.randint(2**31, (64, 2), device=device), 0
+        self._used += 1
+        return self._seeds[self._used - 1]
 
-        ``base`` is the frozen layer's output, computed once per stream whatever the branches.
+
+@dataclass(frozen=True)
+class Factors:
+    """LoRA of one linear layer, for all streams: what a layer adds is ``B A dropout(h)``.
+
+    ``a`` is ``(streams * branches, columns, in)`` and ``b`` is ``(streams * branches, out,
+    columns)``, already scaled and in the type of the computation. Where the tokens fall into two
+    segments, one per modality, the first half of the columns acts on the tokens before ``cut`` and
+    the second half on the others.
+    """
+
+    a: Tensor
+    b: Tensor
+    dropout: Dropout
+    cut: int | None = None
+
+    @functools.cached_property
+    def seed(self) -> Tensor:
+        """The seed of this layer's dropout, the same however often it is computed."""
+        return self.dropout.seed(self.a.device)
+
+    def add(self, base: Tensor, h: Tensor) -> Tensor:
+        """Return ``base + B A dropout(h)``; ``base`` and ``h`` are ``(streams, B, T, ...)``.
+
+        The frozen layer's output is computed once per stream, whatever the branches.
         """
-        streams = h.shape[0]
-        pieces, start = [], 0
-        for modules, length in zip(self.modules, self.lengths, strict=True):
-            loras = [getattr(m, role) for m in modules]
-            whole = length == h.shape[2]
-            pieces.append(_low_rank(h if whole else h.narrow(2, start, length), loras))
-            start += length
-        delta = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=2)
-        return branch(base, delta.shape[0] // streams) + delta
+        streams, batch, tokens, width = h.shape
+        count, columns, _ = self.a.shape
+        branches = count // streams
+        # Branches of a stream read the same input: their A stand side by side in one product.
+        low = self.dropout(h).reshape(streams, -1, width) @ self.a.reshape(
+            streams, branches * columns, width).transpose(1, 2)
+        if branches > 1:
+            low = low.view(streams, -1, branches, columns).transpose(1, 2)
+        low = low.reshape(count, batch, tokens, columns)
+        if self.cut is not None:
+            low = low * self._pattern(tokens, self.cut, h)
+        delta = low.view(count, -1, columns) @ self.b.transpose(1, 2)
+        return branch(base, branches) + delta.view(count, batch, tokens, -1)
+
+    def _pattern(self, tokens: int, cut: int, like: Tensor) -> Tensor:
+        """Return one where a token and a column belong together, ``(tokens, columns)``."""
+        columns = self.a.shape[1]
+        late_token = torch.arange(tokens, device=like.device) >= cut
+        late_column = torch.arange(columns, device=like.device) >= columns // 2
+        return (late_token[:, None] == late_column[None, :]).to(like.dtype)
 
 
 def branch(x: Tensor, branches: int) -> Tensor:
@@ -103,17 +142,43 @@ def branch(x: Tensor, branches: int) -> Tensor:
     return x.unsqueeze(1).expand(-1, branches, *x.shape[1:]).flatten(0, 1)
 
 
-def _low_rank(h: Tensor, loras: Sequence[LoRA]) -> Tensor:
-    """Return every LoRA's ``B A h``; all streams in two batched products."""
-    streams, batch, tokens, width = h.shape
-    count = len(loras)
-    a = torch.stack([m.a for m in loras]).to(h.dtype)
-    b = torch.stack([m.b for m in loras]).to(h.dtype) * ALPHA_PER_RANK
-    rank = a.shape[1]
-    flat = h.reshape(streams, batch * tokens, width)
-    # Branches of a stream read the same input: their A stand side by side in one product.
-    low = flat @ a.view(streams, -1, width).transpose(1, 2)
-    low = low.view(streams, batch * tokens, count // streams, rank).transpose(1, 2)
-    return (low.reshape(count, batch * tokens, rank) @ b.transpose(1, 2)).view(
-        count, batch, tokens, -1
-    )
+Modules = Sequence[Sequence[Any]]  # [stream][segment]
+
+
+def attention_factors(modules: Modules, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return A and B of the packed query, key and value, for every stream.
+
+    Columns go segment by segment, query before value; the key's rows of B are zero.
+    """
+    segments = len(modules[0])
+    a = _stack([m for stream in modules for s in stream for m in (s.query.a, s.value.a)], dtype)
+    a = a.view(len(modules), -1, a.shape[2])
+    each = _stack([m for stream in modules for s in stream for m in (s.query.b, s.value.b)], dtype,
+                  ALPHA_PER_RANK)
+    width, rank = each.shape[1:]
+    # (streams, segments, query or value, width, rank) -> (streams, 3 width, segments 2 rank)
+    each = each.view(len(modules), segments, 2, width, rank)
+    rows = torch.zeros(len(modules), 3, width, segments, 2, rank, dtype=dtype, device=a.device)
+    spread = each.permute(0, 2, 3, 1, 4)
+    b = torch.stack([
+        torch.stack([spread[:, 0], rows[:, 0, :, :, 0]], dim=3),
+        rows[:, 1],
+        torch.stack([rows[:, 2, :, :, 0], spread[:, 1]], dim=3),
+    ], dim=1)
+    return a, b.reshape(len(modules), 3 * width, segments * 2 * rank)
+
+
+def expert_factors(modules: Modules, role: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return A and B of an expert's ``up`` or ``down``, for every stream."""
+    count = len(modules)
+    loras = [getattr(s, role) for stream in modules for s in stream]
+    a = _stack([m.a for m in loras], dtype)
+    b = _stack([m.b for m in loras], dtype, ALPHA_PER_RANK)
+    outputs = b.shape[1]
+    b = b.view(count, -1, *b.shape[1:]).transpose(1, 2)
+    return a.view(count, -1, a.shape[2]), b.reshape(count, outputs, -1)
+
+
+def _stack(parameters: Sequence[Tensor], dtype: torch.dtype, scale: float = 1) -> Tensor:
+    stacked = torch.stack([*parameters])
+    return (stacked if scale == 1 else stacked * scale).to(dtype)

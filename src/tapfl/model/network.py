@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -24,6 +25,7 @@ from tapfl.model.backbone import (
 from tapfl.model.decoders import ImageHead, TextHead, classification_head
 from tapfl.model.encoder import EncoderBlock, ImageNormalizer
 from tapfl.model.foundation import Foundation, build_foundation
+from tapfl.model.lora import Dropout
 from tapfl.model.weights import seeded
 from tapfl.tasks import IMAGE_GENERATION, MODALITIES, TEXT_GENERATION, Batch, Task, task_loss
 
@@ -113,7 +115,7 @@ class Network(nn.Module):
         else:
             target = _need(spec, batch.answer, "answer")[:, 1:]
             mask = None if batch.answer_mask is None else batch.answer_mask[:, 1:]
-        return task_loss(spec, outputs.prediction, target, mask)
+        return task_loss(spec, outputs.prediction, target, mask, batch.real)
 
     @torch.no_grad()
     def generate(self, task: str, batch: Batch, *, start: int, end: int, pad: int,
@@ -137,21 +139,22 @@ class Network(nn.Module):
         """Run encoders and backbone: the output tokens, and the private path after stage 1."""
         if dropout is None:
             dropout = self.config.lora.dropout if self.training else 0.0
+        chance = Dropout(dropout)
         _check_text(batch.text, batch.text_mask, "text")
         _check_text(batch.answer, batch.answer_mask, "answer")
         parts, masks = {}, {}
         for modality in task.modalities:
             masks[modality] = batch.text_mask if modality == "text" else None
-            parts[modality] = self._modality(task, modality, batch, dropout)
+            parts[modality] = self._modality(task, modality, batch, chance)
         tokens = Tokens.join(parts, masks)
         kind = RoutedBackbone if self.ownership.backbone == "routed" else StandardBackbone
-        backbone = kind(list(self.foundation.layers), self.blocks, dropout, self.adapter)
+        backbone = kind(list(self.foundation.layers), self.blocks, chance, self.adapter)
         values, latent = backbone(tokens, task.kind)
         if self.foundation.norm is not None:
             values = self.foundation.norm(values)
         return Tokens(values, tokens.mask, tokens.lengths), latent
 
-    def _modality(self, task: Task, modality: str, batch: Batch, dropout: float) -> Tensor:
+    def _modality(self, task: Task, modality: str, batch: Batch, dropout: Dropout) -> Tensor:
         place = f"encoder/{modality}"
         adapter = self.adapter and functools.partial(self.adapter, place)
         if modality == "image":
@@ -180,10 +183,11 @@ class Network(nn.Module):
         logits: Tensor = head(answer[:, :-1], head.start(tokens.values, tokens.mask))
         return logits
 
-    def _autocast(self, like: Tensor) -> torch.autocast:
+    def _autocast(self, like: Tensor) -> contextlib.AbstractContextManager[Any]:
         """Decoders keep fp32 parameters; they compute in the type of the frozen base."""
-        return torch.autocast(like.device.type, self.foundation.dtype,
-                              enabled=self.foundation.dtype.itemsize < 4)
+        if self.foundation.dtype.itemsize >= 4:
+            return contextlib.nullcontext()
+        return torch.autocast(like.device.type, self.foundation.dtype)
 
     def set_compute(self, dtype: torch.dtype) -> Network:
         """Cast the frozen base, for every network that stands on it; what trains stays fp32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -12,9 +13,15 @@ from torch import Tensor
 from tapfl.blocks import BlockState
 from tapfl.data.batches import Part
 from tapfl.data.federation import Client
-from tapfl.federated.context import Losses
+from tapfl.federated.context import Context, Losses
 from tapfl.federated.distill import divergence
-from tapfl.federated.training import local_training, validation_losses, weighted
+from tapfl.federated.stepper import Objective
+from tapfl.federated.training import (
+    local_training,
+    task_objective,
+    validation_losses,
+    weighted,
+)
 from tapfl.model.network import Network
 from tapfl.personal.personalizer import Personalizer
 
@@ -64,15 +71,19 @@ class Tap(Personalizer):
         local_training(
             self.context, self.method.network, client, personal, steps=config.post.steps,
             lr=config.post_lr, round_=config.train.rounds,
-            role="distill", objective=Distillation(self._teacher(teacher), self))
+            role="distill", objective=self._objective(teacher))
         return BlockState.extract(self.method.network.blocks, personal)
 
-    def _teacher(self, state: BlockState) -> Network | None:
-        """Put the teacher on the same frozen base as the student."""
+    def _objective(self, teacher: BlockState) -> Objective:
+        """Return the loss of stage 2; the teacher stands on the same frozen base as the student."""
         if not self.distills:
-            return None
-        state.load_into(self.method.teacher.blocks)
-        return self.method.teacher
+            return task_objective
+        teacher.load_into(self.method.teacher.blocks)
+        return self._distillation
+
+    @functools.cached_property
+    def _distillation(self) -> Distillation:
+        return Distillation(self.method.teacher, self.context)
 
     def _replace(self, client: Client, round_: int, task: str, personal: BlockState,
                  source: BlockState, federated_loss: float | None, personal_loss: float) -> None:
@@ -119,25 +130,25 @@ class TapWithoutDistillation(Tap):
 class Distillation:
     """The loss of stage 2 (paper eq. kd-loss): sum of lambda_o l_o plus sum of beta_o KD_o."""
 
-    def __init__(self, teacher: Network | None, tap: Tap) -> None:
-        self.teacher, self.tap = teacher, tap
+    recordable = True
+
+    def __init__(self, teacher: Network, context: Context) -> None:
+        self.teacher, self.context = teacher, context
 
     def __call__(self, network: Network,
                  parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch, and the tasks' own losses."""
-        settings, tasks = self.tap.context.config.tap, self.tap.context.federation.tasks
+        settings, tasks = self.context.config.tap, self.context.federation.tasks
         losses, extra = {}, []
         for part in parts:
             outputs = network(part.task, part.batch)
             losses[part.task] = network.loss(part.task, outputs, part.batch)
-            if self.teacher is not None:
-                with torch.no_grad():
-                    taught = self.teacher(part.task, part.batch).prediction
-                weight = settings.distill_weights.of(tasks[part.task].kind)
-                extra.append(weight * divergence(taught, outputs.prediction, part.batch,
-                                                 settings.temperature))
-        total = weighted(losses, parts)
-        return (total + torch.stack(extra).sum() if extra else total), losses
+            with torch.no_grad():
+                taught = self.teacher(part.task, part.batch).prediction
+            weight = settings.distill_weights.of(tasks[part.task].kind)
+            extra.append(weight * divergence(taught, outputs.prediction, part.batch,
+                                             settings.temperature))
+        return weighted(losses, parts) + torch.stack(extra).sum(), losses
 
 
 def _plain(history: History) -> dict[str, float | None]:

@@ -1,0 +1,52 @@
+"""How long data sets take to make, and minibatches to draw."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from tapfl.bench.measure import Report, changed, once, timed
+from tapfl.config import Config
+from tapfl.data.batches import ClientData, TaskData
+from tapfl.data.federation import load_federation
+from tapfl.data.sources import load_data
+from tapfl.model.foundation import build_foundation, load_tokenizer
+
+COLUMNS = ["data set", "samples", "load s", "samples/s", "minibatch ms"]
+
+
+def run(config: Config, device: str, quick: bool = False) -> Report:
+    """Load every task's data set, then draw minibatches of its training data, training nothing."""
+    if quick:
+        config = changed(config, {"data.train": 32, "data.test": 8})
+    tasks = load_federation(config.federation).task_table()
+    tokenizer = load_tokenizer(config.foundation)
+    limit = build_foundation(config.foundation, layers_per_stage=config.backbone.layers_per_stage,
+                             device="meta").max_text
+    torch.zeros(1, device=device)  # a GPU's start is not the first data set's fault
+    rows = []
+    for name, task in tasks.items():
+        splits, seconds = once(
+            partial(load_data, config, {name: task}, tokenizer, limit, device), device)
+        train, test = splits[name]
+        count = len(train) + len(test)
+        rows.append({"data set": name, "samples": count, "load s": seconds,
+                     "samples/s": count / seconds,
+                     "minibatch ms": 1e3 * _draw(train, config, device, 3 if quick else 50)})
+    return Report("data: loading data sets and drawing minibatches",
+                  {"source": config.data.source, "batch size": config.train.batch_size},
+                  COLUMNS, rows, "Samples of both splits; minibatches from one client that holds "
+                  "all training data.")
+
+
+def _draw(train: TaskData, config: Config, device: str, steps: int) -> float:
+    """Return the seconds that one minibatch takes."""
+    data = ClientData([(train, np.arange(len(train)))], [])
+
+    def draw() -> None:
+        for _ in data.minibatches(steps, config.train.batch_size, np.random.default_rng(0)):
+            pass
+
+    return timed(draw, device, repeats=3) / steps

@@ -1,0 +1,114 @@
+"""One training step of every kind of client: of W, of X with a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tapfl.bench.flops import StepFlops
+from tapfl.bench.measure import Report, changed, matmul_rate, once, peak_memory
+from tapfl.config import Config
+from tapfl.data.batches import Part, TaskData, Texts
+from tapfl.data.federation import Client
+from tapfl.engine.build import build
+from tapfl.errors import TapflError, nearest
+from tapfl.federated.context import Context
+from tapfl.federated.method import FedAvg
+from tapfl.federated.stepper import Objective
+from tapfl.federated.training import task_objective
+from tapfl.personal.tap import Distillation
+
+COLUMNS = ["client", "tasks", "step", "ms", "samples/s", "TFLOP", "TFLOP/s", "of matmul",
+           "peak GiB"]
+
+
+def run(config: Config, device: str, quick: bool = False, batch: int | None = None,
+        kinds: list[str] | None = None, steps: int | None = None, compile: bool = False,
+        tokens: int | None = None) -> Report:
+    """Time the steps of local trainings as a run takes them: drawing included, one after another.
+
+    ``tokens`` gives every text that length, in place of the data's own.
+    """
+    context = prepare(config, device, quick, batch, compile)
+    if tokens:
+        for split in context.federation.splits.values():
+            _set_lengths(split[0], tokens, context.foundation.max_text)
+    method = FedAvg(context)
+    rate = matmul_rate(device, context.foundation.dtype, 256 if quick else None)
+    flops = StepFlops(context.config, context.federation.tasks)
+    distillation = Distillation(method.teacher, context)
+    steps = steps or (1 if quick else 20 if device.startswith("cuda") else 3)
+    rows = []
+    for client in chosen(context, kinds):
+        for name, objective in (("W or X", task_objective), ("X, taught", distillation)):
+            seconds, drawn, peak = _steps(method, client, objective, steps)
+            work = sum(flops.step(p, objective is distillation) for p in drawn) / len(drawn)
+            samples = sum(part.samples for part in drawn[0])
+            rows.append({
+                "client": client.id, "tasks": " ".join(client.tasks), "step": name,
+                "ms": seconds * 1e3, "samples/s": samples / seconds, "TFLOP": work / 1e12,
+                "TFLOP/s": work / seconds / 1e12, "of matmul": work / seconds / rate,
+                "peak GiB": peak / 2**30})
+    return Report(
+        "step: training steps of every kind of client",
+        {"batch size": context.config.train.batch_size, "steps": steps,
+         "matmul TFLOP/s": rate / 1e12, "layers": context.foundation.ways,
+         "graphs": context.records, **({"tokens": tokens} if tokens else {})}, COLUMNS, rows,
+        "W and X train alike; a taught X also runs its teacher forward.")
+
+
+def prepare(config: Config, device: str, quick: bool, batch: int | None,
+            compile: bool) -> Context:
+    """Return an experiment to measure, with one client of every kind."""
+    values: dict[str, Any] = {"federation.groups": 1, "speed.compile": compile}
+    if batch or quick:
+        values["train.batch_size"] = batch or 4
+    if quick or (device == "cpu" and config.data.train is None):
+        values |= {"data.train": 40 if quick else 400, "data.test": 4}
+    context, _ = build(changed(config, values), device)
+    return context
+
+
+def chosen(context: Context, kinds: Sequence[str] | None) -> list[Client]:
+    """Return the clients to measure."""
+    known = [context.federation.id_of(i) for i in range(len(context.federation))]
+    for kind in kinds or ():
+        if kind not in known:
+            raise TapflError(f"--kinds: unknown client '{kind}'" + nearest(kind, known))
+    return [c for c in context.federation if not kinds or c.id in kinds]
+
+
+def _steps(method: FedAvg, client: Client, objective: Objective,
+           steps: int) -> tuple[float, list[list[Part]], int]:
+    """Return the seconds of a step, the minibatches, and the peak of memory."""
+    context = method.context
+    stepper = context.stepper(method.network)
+    size = context.config.train.batch_size
+    method.network.train()
+
+    def train() -> list[list[Part]]:
+        stepper.restart(method.owned(client), 1e-4)
+        drawn = []
+        for parts in client.data.minibatches(steps, size, np.random.default_rng(0)):
+            stepper.step(objective, parts)
+            drawn.append(parts)
+        return drawn
+
+    cuda = context.device.startswith("cuda")
+    for _ in range(2 if cuda else 1):
+        train()  # what is recorded is recorded now
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    drawn, seconds = once(train, context.device)
+    return seconds / steps, drawn, peak_memory(context.device)
+
+
+def _set_lengths(data: TaskData, tokens: int, limit: int) -> None:
+    if data.text is not None:
+        tokens = min(tokens, limit)
+        ids = torch.randint(5, 100, (len(data.text.lengths), tokens), dtype=torch.int32)
+        data.text = Texts(ids, np.full(len(ids), tokens))
+        data.text.to(data.device)

@@ -1,0 +1,190 @@
+"""Training steps: plain ones, and on a GPU recorded ones that are played again.
+
+A step of a large model is some thousand kernels, each launched from Python; for texts and small
+models the launching takes longer than the computing. A CUDA graph records a step once and launches
+it whole. A step can be recorded because everything in it lies still: the network's parameters (a
+client's blocks are copied in), the optimizer's state, and the minibatch, which is copied into the
+recorded one's place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from tapfl.config import TrainConfig
+from tapfl.data.batches import Part
+from tapfl.model.network import Network
+from tapfl.tasks import Batch
+
+# From a minibatch to the loss that is minimised and the unweighted loss of every task in it.
+Objective = Callable[[Network, Sequence[Part]], tuple[Tensor, dict[str, Tensor]]]
+Losses = dict[str, Tensor]
+Body = Callable[[Sequence[Part]], Losses]
+F = TypeVar("F", bound=Callable[..., Any])
+MOST_GRAPHS = 128
+
+
+def recordable(function: F) -> F:
+    """Mark an objective whose steps may be recorded.
+
+    It has to be a function of the network and the minibatch: a recorded step goes on reading the
+    very tensors it was recorded with.
+    """
+    function.recordable = True  # type: ignore[attr-defined]
+    return function
+
+
+class Stepper:
+    """Takes optimizer steps on a network's blocks, for one client after the other.
+
+    One AdamW serves all clients; it starts afresh with each (``restart``), so that no client sees
+    another's moments. With ``graphs``, steps are recorded when their kind comes a second time.
+    """
+
+    def __init__(self, network: Network, config: TrainConfig, graphs: bool = False) -> None:
+        self.network, self.config, self.graphs = network, config, graphs
+        self._recorded: OrderedDict[Any, _Recorded | None] = OrderedDict()
+        self._pool: Any = None
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._lr = torch.zeros(())
+        self._blocks: tuple[str, ...] = ()
+        self.parameters: list[nn.Parameter] = []
+
+    def restart(self, blocks: Iterable[str], lr: float) -> None:
+        """Begin a local training of some blocks."""
+        self._blocks = tuple(blocks)
+        self.parameters = parameters_of(self.network, self._blocks)
+        everything = list(self.network.blocks.parameters())
+        for parameter in everything:
+            parameter.grad = None
+        if not self.graphs:
+            self._optimizer = new_optimizer(self.parameters, lr, self.config)
+            return
+        if self._optimizer is None:
+            self._lr = torch.zeros((), device=everything[0].device)
+            self._optimizer = torch.optim.AdamW(
+                [p for p in everything if p.requires_grad], lr=self._lr,
+                weight_decay=self.config.weight_decay, fused=True,
+                capturable=self._lr.is_cuda)
+        self._lr.fill_(lr)
+        state = self._optimizer.state
+        moments = [v for p in self.parameters if p in state for v in state[p].values()]
+        if moments:
+            torch._foreach_zero_(moments)
+
+    def step(self, objective: Objective, parts: Sequence[Part]) -> Losses:
+        """Minimise the objective on a minibatch by one step; return the tasks' losses."""
+        body = functools.partial(self._minimise, objective)
+        if not getattr(objective, "recordable", False):
+            return body(parts)
+        return self.run(objective, body, parts)
+
+    def run(self, kind: Hashable, body: Body, parts: Sequence[Part]) -> Losses:
+        """Do whatever ``body`` does with a minibatch; ``kind`` tells bodies apart.
+
+        The losses are good until the next step.
+        """
+        if not self.graphs:
+            return body(parts)
+        key = (kind, self._blocks, _signature(parts))
+        if key not in self._recorded:
+            # The first of its kind is an ordinary step: it also warms up whatever needs it.
+            self._recorded[key] = None
+            return body(parts)
+        self._recorded.move_to_end(key)
+        recorded = self._recorded[key]
+        if recorded is None:
+            recorded = self._recorded[key] = self._record(body, parts)
+            while len(self._recorded) > MOST_GRAPHS:
+                self._recorded.popitem(last=False)
+        recorded.feed(parts)
+        recorded.graph.replay()
+        return recorded.losses
+
+    def update(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
+        """Take one optimizer step on a loss, with the gradient's norm clipped."""
+        assert self._optimizer is not None
+        for parameter in self.parameters:
+            parameter.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.move(parameters)
+
+    def move(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Let the optimizer follow the gradients of these parameters, clipped."""
+        assert self._optimizer is not None
+        wanted = set(parameters)
+        for parameter in self.parameters:
+            if parameter not in wanted:
+                parameter.grad = None
+        nn.utils.clip_grad_norm_(parameters, self.config.clip)
+        self._optimizer.step()
+
+    def _minimise(self, objective: Objective, parts: Sequence[Part]) -> Losses:
+        loss, losses = objective(self.network, parts)
+        self.update(loss, self.parameters)
+        return {task: value.detach() for task, value in losses.items()}
+
+    def _record(self, body: Body, parts: Sequence[Part]) -> _Recorded:
+        """Record a step; recording computes nothing, the caller plays it."""
+        still = [dataclasses.replace(p, batch=_copy(p.batch), weight=_own(p.weight))
+                 for p in parts]
+        graph = torch.cuda.CUDAGraph()
+        # All recordings share one pool of memory: they never run at the same time, and nothing in
+        # it is needed once a step is over. Other threads (the writer) may use the GPU meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            losses = body(still)
+        self._pool = self._pool or graph.pool()
+        return _Recorded(graph, still, losses)
+
+
+@dataclass
+class _Recorded:
+    graph: torch.cuda.CUDAGraph
+    parts: list[Part]
+    losses: Losses
+
+    def feed(self, parts: Sequence[Part]) -> None:
+        """Copy a minibatch to where the recorded step reads it."""
+        for still, part in zip(self.parts, parts, strict=True):
+            for target, source in zip(_tensors(still), _tensors(part), strict=True):
+                if target is not None and source is not None:
+                    target.copy_(source, non_blocking=True)
+
+
+def _tensors(part: Part) -> list[Tensor | None]:
+    found = [getattr(part.batch, f.name) for f in dataclasses.fields(part.batch)]
+    return [*found, part.weight if isinstance(part.weight, Tensor) else None]
+
+
+def _signature(parts: Sequence[Part]) -> tuple[Any, ...]:
+    """Return what has to be equal for a recorded step to be played: tasks and shapes."""
+    return tuple((part.task, *(None if t is None else t.shape for t in _tensors(part)),
+                  part.weight if isinstance(part.weight, float) else None) for part in parts)
+
+
+def _copy(batch: Batch) -> Batch:
+    return Batch(*(None if v is None else v.clone()
+                   for v in (getattr(batch, f.name) for f in dataclasses.fields(batch))))
+
+
+def _own(weight: float | Tensor) -> float | Tensor:
+    return weight.clone() if isinstance(weight, Tensor) else weight
+
+
+def parameters_of(network: Network, blocks: Iterable[str]) -> list[nn.Parameter]:
+    """Return the parameters of some blocks, in the blocks' order."""
+    return [p for name in blocks for p in network.blocks[name].parameters()]
+
+
+def new_optimizer(parameters: list[nn.Parameter], lr: float,
+                  config: TrainConfig) -> torch.optim.Optimizer:
+    """Return a fresh AdamW: every local training starts without a memory of the last."""
+    return torch.optim.AdamW(parameters, lr=lr, weight_decay=config.weight_decay, fused=True)

@@ -1,0 +1,186 @@
+"""Attention over short sequences: all keys of a head at once, so no running softmax is needed.
+
+The library's kernels are made for long sequences; at 197 tokens they reach a tenth of what the
+matrix units can do. Here one program holds all keys and values of a head (up to 256 tokens); its
+backward pass is one program too: five products, nothing computed twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+MOST_TOKENS = 256
+HEAD_SIZES = (16, 32, 64)
+# Sizes that change from batch to batch: kernels must not be compiled anew for each.
+SIZES = ("blocks", "batches", "tokens", "heads", "branches", "cut", "privates")
+
+
+@triton.jit
+def _seen(mask, batch, query, key, tokens, cut, private, HAS_MASK: tl.constexpr,
+          SEGMENTS: tl.constexpr):
+    """Return which keys a query may attend to, ``(keys, queries)``."""
+    may = (key < tokens)[:, None] & (query < tokens)[None, :]
+    if HAS_MASK:
+        real = tl.load(mask + batch * tokens + key, key < tokens, other=0)
+        may = may & (real != 0)[:, None]
+    if SEGMENTS:
+        own = (key >= cut)[:, None] == (query >= cut)[None, :]
+        may = may & (own | (private == 0))
+    return may
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _forward(qkv, mask, out, lse, blocks, batches, tokens, heads, branches, cut, privates, scale,
+             W: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+             HAS_MASK: tl.constexpr, SEGMENTS: tl.constexpr):
+    sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    stream, batch = sequence // batches, sequence % batches
+    key, feature = tl.arange(0, BN), tl.arange(0, D)
+    row = branches * 3 * W  # from one token to the next
+    base = qkv + ((stream // branches) * batches + batch).to(tl.int64) * tokens * row
+    base += (stream % branches) * 3 * W + head * D
+    keys = key[:, None] * row + feature[None, :]
+    k = tl.load(base + W + keys, (key < tokens)[:, None], other=0.0)
+    v = tl.load(base + 2 * W + keys, (key < tokens)[:, None], other=0.0)
+    for block in range(blocks):
+        query = block * BM + tl.arange(0, BM)
+        q = tl.load(base + query[:, None] * row + feature[None, :], (query < tokens)[:, None],
+                    other=0.0)
+        # Everything transposed, (keys, queries): products with many rows suit the matrix units.
+        score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
+        may = _seen(mask, batch, query, key, tokens, cut, stream < privates, HAS_MASK, SEGMENTS)
+        score = tl.where(may, score, -1e30)
+        top = tl.max(score, 0)
+        p = tl.where(may, tl.exp(score - top[None, :]), 0.0)
+        total = tl.maximum(tl.sum(p, 0), 1e-30)
+        o = tl.dot(tl.trans(v), p.to(v.dtype), input_precision="ieee") / total[None, :]
+        place = out + (sequence.to(tl.int64) * tokens + query[None, :]) * W + head * D
+        tl.store(place + feature[:, None], o.to(out.dtype.element_ty), (query < tokens)[None, :])
+        tl.store(lse + tl.program_id(0).to(tl.int64) * tokens + query, top + tl.log(total),
+                 query < tokens)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _backward(qkv, mask, out, lse, dout, dqkv, blocks, batches, tokens, heads, branches, cut,
+              privates, scale, W: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
+              BM: tl.constexpr, HAS_MASK: tl.constexpr,
+              SEGMENTS: tl.constexpr):
+    sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
+    stream, batch = sequence // batches, sequence % batches
+    key, feature = tl.arange(0, BN), tl.arange(0, D)
+    row = branches * 3 * W
+    start = ((stream // branches) * batches + batch).to(tl.int64) * tokens * row
+    start += (stream % branches) * 3 * W + head * D
+    keys = key[:, None] * row + feature[None, :]
+    real = (key < tokens)[:, None]
+    k = tl.load(qkv + start + W + keys, real, other=0.0)
+    v = tl.load(qkv + start + 2 * W + keys, real, other=0.0)
+    dk = tl.zeros((BN, D), tl.float32)
+    dv = tl.zeros((BN, D), tl.float32)
+    for block in range(blocks):
+        query = block * BM + tl.arange(0, BM)
+        inside = (query < tokens)[:, None]
+        queries = query[:, None] * row + feature[None, :]
+        q = tl.load(qkv + start + queries, inside, other=0.0)
+        place = (sequence.to(tl.int64) * tokens + query[:, None]) * W + head * D + feature[None, :]
+        do = tl.load(dout + place, inside, other=0.0)
+        o = tl.load(out + place, inside, other=0.0)
+        delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+        level = tl.load(lse + tl.program_id(0).to(tl.int64) * tokens + query, query < tokens,
+                        other=0.0)
+        score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
+        may = _seen(mask, batch, query, key, tokens, cut, stream < privates, HAS_MASK, SEGMENTS)
+        p = tl.where(may, tl.exp(score - level[None, :]), 0.0)
+        dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+        dp = tl.dot(v, tl.trans(do), input_precision="ieee")
+        ds = (p * (dp - delta[None, :]) * scale).to(q.dtype)
+        dk = tl.dot(ds, q, dk, input_precision="ieee")
+        dq = tl.dot(tl.trans(k), ds, input_precision="ieee")  # (features, queries)
+        tl.store(dqkv + start + query[None, :] * row + feature[:, None],
+                 dq.to(dqkv.dtype.element_ty), (query < tokens)[None, :])
+    tl.store(dqkv + start + W + keys, dk.to(dqkv.dtype.element_ty), real)
+    tl.store(dqkv + start + 2 * W + keys, dv.to(dqkv.dtype.element_ty), real)
+
+
+# Queries at a time and warps, by the number of keys; the fastest of those tried on an H200.
+TUNED = {
+    "forward": {32: (32, 4), 64: (32, 4), 128: (32, 4), 256: (32, 8)},
+    "backward": {32: (32, 4), 64: (32, 4), 128: (32, 8), 256: (32, 8)},
+}
+
+
+class Attention(torch.autograd.Function):
+    """Multi-head attention from the packed ``(streams, batch, tokens, branches, 3 width)``."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, heads: int, cut: int,
+                privates: int) -> Tensor:
+        """Return ``(streams * branches, batch, tokens, width)``.
+
+        ``mask (batch, tokens)`` is true on real tokens. Of the streams after branching, the first
+        ``privates`` attend within a segment only: the tokens before ``cut``, or those after.
+        """
+        streams, batches, tokens, branches, packed = qkv.shape
+        width, count = packed // 3, streams * branches
+        ctx.arguments = _arguments(qkv, mask, heads, cut, privates)
+        if mask is None and not privates and branches == 1 and _library_has(qkv):
+            out, lse = _by_library(qkv, heads)
+            ctx.save_for_backward(qkv, mask, out, lse)
+            return out
+        out = qkv.new_empty(count, batches, tokens, width)
+        lse = torch.empty(count * batches * heads, tokens, device=qkv.device)
+        block, warps = TUNED["forward"][ctx.arguments["BN"]]
+        _forward[(len(lse),)](
+            qkv, _bytes(mask, qkv), out, lse, triton.cdiv(tokens, block), BM=block,
+            num_warps=warps, **ctx.arguments)
+        ctx.save_for_backward(qkv, mask, out, lse)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradient of the packed input."""
+        qkv, mask, out, lse = ctx.saved_tensors
+        dqkv = torch.empty_like(qkv)
+        block, warps = TUNED["backward"][ctx.arguments["BN"]]
+        _backward[(len(lse),)](
+            qkv, _bytes(mask, qkv), out, lse, dout.contiguous(), dqkv,
+            triton.cdiv(ctx.arguments["tokens"], block), BM=block, num_warps=warps,
+            **ctx.arguments)
+        return dqkv, None, None, None, None
+
+
+def _library_has(qkv: Tensor) -> bool:
+    """Return whether cuDNN's forward pass can be used: without masks nothing is faster."""
+    return qkv.is_cuda and torch.backends.cuda.is_flash_attention_available()
+
+
+def _by_library(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """Return the output and, for our backward pass, the log of each query's sum."""
+    streams, batches, tokens, _, packed = qkv.shape
+    q, k, v = qkv.view(streams * batches, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    out, lse = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, False, False)[:2]
+    return (out.transpose(1, 2).reshape(streams, batches, tokens, packed // 3),
+            lse.reshape(-1, tokens))
+
+
+def _arguments(qkv: Tensor, mask: Tensor | None, heads: int, cut: int,
+               privates: int) -> dict[str, Any]:
+    _, batches, tokens, branches, packed = qkv.shape
+    width = packed // 3
+    size = width // heads
+    return {"batches": batches, "tokens": tokens, "heads": heads, "branches": branches,
+            "cut": cut, "privates": privates, "scale": size ** -0.5, "W": width, "D": size,
+            "BN": max(32, triton.next_power_of_2(tokens)), "HAS_MASK": mask is not None,
+            "SEGMENTS": privates > 0}
+
+
+def _bytes(mask: Tensor | None, otherwise: Tensor) -> Tensor:
+    return otherwise if mask is None else mask.view(torch.uint8)

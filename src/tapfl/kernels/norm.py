@@ -1,0 +1,199 @@
+"""Residual sum, LayerNorm, dropout and LoRA's A in one pass; see ``columns``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tapfl.kernels.chance import dropout_arguments, keeps
+from tapfl.kernels.columns import FEW, SIZES, Columns, add_few, column_arguments, in_segment, power
+
+# Rows at a time and warps: the fastest of those tried on an H200.
+FORWARD = {"plain": (4, 4), "adapted": (16, 4)}
+BACKWARD = {"few": (2, 4), "many": (16, 8)}
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _norm_forward(x, y, s, h, mean, rstd, gamma, beta, a, seed, rows, per_x, eps, threshold, scale,
+                  tokens, cut, second, per_branch, W: tl.constexpr, K: tl.constexpr,
+                  USED: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr,
+                  HAS_Y: tl.constexpr, DROP: tl.constexpr, SEGMENTS: tl.constexpr):
+    stream = tl.program_id(1)
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    column = tl.arange(0, BW)
+    inside = (row < rows)[:, None] & (column < W)[None, :]
+    at = row[:, None] * W + column[None, :]
+    start = stream.to(tl.int64) * rows
+    value = tl.load(x + (stream // per_x).to(tl.int64) * rows * W + at, inside, other=0.0)
+    if HAS_Y:
+        value += tl.load(y + start * W + at, inside, other=0.0)
+        tl.store(s + start * W + at, value, inside)
+    v = value.to(tl.float32)
+    m = tl.sum(v, 1) / W
+    centred = tl.where(inside, v - m[:, None], 0.0)
+    r = 1.0 / tl.sqrt(tl.sum(centred * centred, 1) / W + eps)
+    tl.store(mean + start + row, m, row < rows)
+    tl.store(rstd + start + row, r, row < rows)
+    g = tl.load(gamma + column, column < W, other=0.0).to(tl.float32)
+    b = tl.load(beta + column, column < W, other=0.0).to(tl.float32)
+    normed = (centred * r[:, None] * g[None, :] + b[None, :]).to(h.dtype.element_ty)
+    base = h + start * K + row[:, None] * K
+    tl.store(base + column[None, :], normed, inside)
+    if USED:
+        if DROP:
+            kept = keeps(seed, start.to(tl.int32) + row, 0, threshold, BW)
+            normed = tl.where(kept, normed * scale, 0.0).to(h.dtype.element_ty)
+        for first in range(0, K - W, BR):
+            beside = first + tl.arange(0, BR)
+            part = (beside < USED)[None, :] & (column < W)[:, None]
+            factor = tl.load(a + stream * USED * W + beside[None, :] * W + column[:, None], part,
+                             other=0.0)
+            low = tl.dot(normed, factor, input_precision="ieee")
+            if SEGMENTS:
+                low = in_segment(low, row, beside, tokens, cut, second, per_branch)
+            low = tl.where((beside == USED)[None, :], 1.0, low)
+            tl.store(base + W + beside[None, :], low.to(h.dtype.element_ty),
+                     (row < rows)[:, None] & (beside < K - W)[None, :])
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _norm_backward(dh, dres, s, mean, rstd, gamma, a, seed, ds, rows, threshold, scale, tokens,
+                   cut, second, per_branch, W: tl.constexpr, K: tl.constexpr,
+                   USED: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr,
+                   HAS_RES: tl.constexpr, DROP: tl.constexpr, SEGMENTS: tl.constexpr):
+    stream = tl.program_id(1)
+    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    column = tl.arange(0, BW)
+    inside = (row < rows)[:, None] & (column < W)[None, :]
+    at = row[:, None] * W + column[None, :]
+    start = stream.to(tl.int64) * rows
+    base = dh + start * K + row[:, None] * K
+    grad = tl.load(base + column[None, :], inside, other=0.0).to(tl.float32)
+    if USED:
+        extra = tl.zeros((BM, BW), tl.float32)
+        if USED <= FEW:
+            extra = add_few(extra, dh + (start + row) * K + W, a + stream * USED * W, row, column,
+                            rows, tokens, cut, second, per_branch, W, USED, SEGMENTS)
+        else:
+            for first in range(0, USED, BR):
+                beside = first + tl.arange(0, BR)
+                dlow = tl.load(base + W + beside[None, :],
+                               (row < rows)[:, None] & (beside < USED)[None, :], other=0.0)
+                if SEGMENTS:
+                    dlow = in_segment(dlow, row, beside, tokens, cut, second, per_branch)
+                part = (beside < USED)[:, None] & (column < W)[None, :]
+                factor = tl.load(a + stream * USED * W + beside[:, None] * W + column[None, :],
+                                 part, other=0.0)
+                extra = tl.dot(dlow.to(factor.dtype), factor, extra, input_precision="ieee")
+        if DROP:
+            kept = keeps(seed, start.to(tl.int32) + row, 0, threshold, BW)
+            extra = tl.where(kept, extra * scale, 0.0)
+        grad += extra
+    v = tl.load(s + start * W + at, inside, other=0.0)
+    m = tl.load(mean + start + row, row < rows, other=0.0)
+    r = tl.load(rstd + start + row, row < rows, other=0.0)
+    unit = tl.where(inside, (v.to(tl.float32) - m[:, None]) * r[:, None], 0.0)
+    grad *= tl.load(gamma + column, column < W, other=0.0).to(tl.float32)[None, :]
+    along = tl.sum(grad * unit, 1) / W
+    level = tl.sum(grad, 1) / W
+    out = (grad - level[:, None] - unit * along[:, None]) * r[:, None]
+    if HAS_RES:
+        out += tl.load(dres + start * W + at, inside, other=0.0).to(tl.float32)
+    tl.store(ds + start * W + at, out.to(ds.dtype.element_ty), inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _factor_gradient(dh, h, da, seed, rows, steps, threshold, scale, tokens, cut, second,
+                     per_branch, W: tl.constexpr, K: tl.constexpr, USED: tl.constexpr,
+                     BC: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, DROP: tl.constexpr,
+                     SEGMENTS: tl.constexpr):
+    """Sum ``dlow^T dropout(h)`` over a part of the rows."""
+    stream, split = tl.program_id(2), tl.program_id(1)
+    column = tl.program_id(0) * BC + tl.arange(0, BC)
+    beside = tl.arange(0, BR)
+    start = stream.to(tl.int64) * rows
+    total = tl.zeros((BR, BC), tl.float32)
+    for step in range(steps):
+        row = (split * steps + step) * BM + tl.arange(0, BM)
+        real = (row < rows)[:, None]
+        at = (start + row[:, None]) * K
+        dlow = tl.load(dh + at + W + beside[None, :], real & (beside < USED)[None, :], other=0.0)
+        if SEGMENTS:
+            dlow = in_segment(dlow, row, beside, tokens, cut, second, per_branch)
+        value = tl.load(h + at + column[None, :], real & (column < W)[None, :], other=0.0)
+        if DROP:
+            kept = keeps(seed, start.to(tl.int32) + row, tl.program_id(0) * BC, threshold, BC)
+            value = tl.where(kept, value * scale, 0.0).to(h.dtype.element_ty)
+        total = tl.dot(tl.trans(dlow.to(value.dtype)), value, total, input_precision="ieee")
+    place = da + ((stream * tl.num_programs(1) + split).to(tl.int64) * USED + beside[:, None]) * W
+    tl.store(place + column[None, :], total,
+             (beside < USED)[:, None] & (column < W)[None, :])
+
+
+def _da(dh: Tensor, h: Tensor, seed: Tensor, columns: Columns, p: float, width: int) -> Tensor:
+    """Return the gradient of LoRA's A, ``(streams, used, width)``."""
+    streams, rows, k = h.shape
+    steps = 2 if rows > 4096 else 1
+    splits = triton.cdiv(rows, 64 * steps)
+    parts = torch.empty(streams, splits, columns.used, width, device=h.device)
+    block = min(128, power(width))
+    _factor_gradient[(triton.cdiv(width, block), splits, streams)](
+        dh, h, parts, seed, rows, steps, W=width, K=k, BC=block, BM=64,
+        **column_arguments(columns), **dropout_arguments(p))
+    return parts.sum(dim=1)
+
+
+class NormPrologue(torch.autograd.Function):
+    """``s = x + y`` and ``[LayerNorm(s) | A dropout(LayerNorm(s)) | 1]``."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor | None, a: Tensor | None, gamma: Tensor,
+                beta: Tensor, eps: float, columns: Columns | None, p: float,
+                seed: Tensor) -> tuple[Tensor, Tensor]:
+        """Take ``x (Sx, rows, W)``, ``y (S, rows, W)``, ``a (S, used, W)``."""
+        like = x if y is None else y
+        streams, rows, width = like.shape
+        k = width + (columns.total if columns else 0)
+        h = x.new_empty(streams, rows, k)
+        s = x if y is None else torch.empty_like(y)
+        mean, rstd = (torch.empty(streams, rows, device=x.device) for _ in range(2))
+        per_x = streams // x.shape[0]
+        settings = column_arguments(columns, most=32) | dropout_arguments(p)
+        block, warps = FORWARD["plain" if columns is None else "adapted"]
+        _norm_forward[(triton.cdiv(rows, block), streams)](
+            x, like, s, h, mean, rstd, gamma, beta, a if a is not None else x, seed, rows, per_x,
+            eps, W=width, K=k, BW=power(width), BM=block, HAS_Y=y is not None, num_warps=warps,
+            **settings)
+        ctx.save_for_backward(s, h, mean, rstd, gamma, seed, a)
+        ctx.columns, ctx.p, ctx.per_x = columns, p, per_x
+        ctx.has_y, ctx.width = y is not None, width
+        ctx.set_materialize_grads(False)
+        return s.view_as(s), h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, ds: Tensor | None, dh: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients of x, y and a."""
+        s, h, mean, rstd, gamma, seed, a = ctx.saved_tensors
+        streams, rows, k = h.shape
+        width = ctx.width
+        dh = dh.contiguous()
+        out = torch.empty(streams, rows, width, device=h.device, dtype=h.dtype)
+        settings = column_arguments(ctx.columns, most=16) | dropout_arguments(ctx.p)
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            many = ctx.columns is not None and ctx.columns.used > FEW.value
+            block, warps = BACKWARD["many" if many else "few"]
+            _norm_backward[(triton.cdiv(rows, block), streams)](
+                dh, ds.contiguous() if ds is not None else out, s, mean, rstd, gamma,
+                a if a is not None else h, seed, out, rows, W=width, K=k,
+                BW=power(width), BM=block, HAS_RES=ds is not None, num_warps=warps, **settings)
+        da = None
+        if ctx.needs_input_grad[2]:
+            da = _da(dh, h, seed, ctx.columns, ctx.p, width).to(a.dtype)
+        dx = out if ctx.per_x == 1 else out.view(-1, ctx.per_x, rows, width).sum(dim=1)
+        return dx, (out if ctx.has_y else None), da, None, None, None, None, None, None

@@ -1,0 +1,108 @@
+"""The steps of a frozen layer through the kernel room: the same function in fewer passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tapfl.kernels.attention import HEAD_SIZES, MOST_TOKENS, Attention
+from tapfl.kernels.columns import Columns
+from tapfl.kernels.gelu import GeluPrologue
+from tapfl.kernels.linear import FrozenLinear
+from tapfl.kernels.norm import NormPrologue
+from tapfl.model.layer import Keys, Residual, TransformerLayer, attend_packed
+from tapfl.model.lora import Factors
+
+MOST_WIDTH = 1024  # a row of tokens is normalised in registers
+MOST_COLUMNS = 64  # of LoRA, for one branch; the kernels are made for small ranks
+
+
+def suits(layer: TransformerLayer) -> bool:
+    """Return whether the kernels can compute a layer."""
+    return (layer.suits_kernels and layer.width <= MOST_WIDTH
+            and layer.width // layer.heads in HEAD_SIZES)
+
+
+def attend(layer: TransformerLayer, tokens: Residual, keys: Keys,
+           lora: Factors | None) -> Residual:
+    """Self-attention: norm and LoRA's A in one pass, one product, attention, one product."""
+    if _too_many(lora):
+        return layer._attend(tokens, keys, lora)
+    streams, batch, length, width = tokens.shape
+    s, h, branches, b = _normed(layer.norm1, tokens, lora)
+    weight, bias = layer.packed()
+    qkv = _linear(h, weight, bias, b).view(streams, batch, length, branches, 3 * width)
+    if length <= MOST_TOKENS:
+        out = _apply(Attention, qkv, keys.mask, layer.heads, keys.cut, keys.privates)
+    else:
+        plain = qkv.permute(0, 3, 1, 2, 4).reshape(-1, batch, length, 3 * width)
+        out = attend_packed(plain, keys, layer.heads)
+    return Residual(s, layer.out(out))
+
+
+def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
+                 down: Factors | None, adapter: Callable[[Tensor], Tensor] | None) -> Residual:
+    """Feed-forward network: norm, product, GELU, product."""
+    if _too_many(up) or _too_many(down):
+        return layer._feed_forward(tokens, up, down, adapter)
+    streams, batch, length, width = tokens.shape
+    s, h, branches, b = _normed(layer.norm2, tokens, up)
+    u = _linear(h, layer.up.weight, layer.up.bias, b)
+    u = u.view(streams, batch * length, branches, layer.hidden)
+    a, b, columns, p, seed = _arranged(down, streams * branches, length, u.device)
+    h = _apply(GeluPrologue, u, a, columns, p, seed)
+    out = _linear(h, layer.down.weight, layer.down.bias, b)
+    out = out.view(streams * branches, batch, length, width)
+    return Residual(s, out if adapter is None else adapter(out))
+
+
+def _too_many(lora: Factors | None) -> bool:
+    return lora is not None and lora.a.shape[1] > MOST_COLUMNS
+
+
+def _normed(norm: nn.LayerNorm, tokens: Residual,
+            lora: Factors | None) -> tuple[Tensor, Tensor, int, Tensor | None]:
+    """Return the sum, its norm with LoRA's columns beside it, the branches, and B."""
+    streams, _, length, width = tokens.shape
+    a, b, columns, p, seed = _arranged(lora, streams, length, tokens.x.device)
+    added = None if tokens.added is None else tokens.added.reshape(streams, -1, width)
+    x = tokens.x.reshape(tokens.x.shape[0], -1, width)
+    s, h = _apply(NormPrologue, x, added, a, norm.weight, norm.bias, norm.eps, columns, p, seed)
+    return s.view(tokens.shape), h, columns.branches if columns else 1, b
+
+
+Arranged = tuple[Tensor | None, Tensor | None, Columns | None, float, Tensor]
+
+
+def _arranged(lora: Factors | None, streams: int, length: int, device: torch.device) -> Arranged:
+    """Lay LoRA's factors out as the kernels want them: per stream, branches side by side."""
+    if lora is None:
+        return None, None, None, 0.0, torch.empty(0, dtype=torch.int64, device=device)
+    count, each, width = lora.a.shape
+    branches = count // streams
+    a = lora.a.reshape(streams, branches * each, width)
+    b = lora.b
+    if branches > 1:  # a branch reads its own columns alone
+        parts = b.view(streams, branches, -1, each).unbind(1)
+        b = torch.stack([F.pad(part, (i * each, (branches - 1 - i) * each))
+                         for i, part in enumerate(parts)], dim=1)
+        b = b.view(streams, -1, branches * each)
+    cut = length if lora.cut is None else lora.cut
+    columns = Columns(branches * each, branches, length, cut, each // 2)
+    return a, b, columns, lora.dropout.p, lora.seed
+
+
+def _linear(h: Tensor, weight: Tensor, bias: Tensor | None, b: Tensor | None) -> Tensor:
+    if b is None:
+        return F.linear(h, weight, bias)
+    bias = weight.new_zeros(len(weight)) if bias is None else bias
+    out: Tensor = _apply(FrozenLinear, h, weight, bias, b)
+    return out
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
+    return function.apply(*arguments)  # type: ignore[no-untyped-call]

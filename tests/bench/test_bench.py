@@ -1,0 +1,128 @@
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tapfl.bench.command import configure
+from tapfl.bench.measure import Report, changed, copy_rate, matmul_rate, peak_memory, show, timed
+from tapfl.cli import main
+from tapfl.config import load_config
+
+COLUMNS = {
+    "server": ["clients", "ms", "GB/s", "share of copy", "extra MB"],
+    "scale": ["clients", "round s", "idle round ms", "start s", "peak MB", "disk MB"],
+    "evaluate": ["task", "kind", "samples", "seconds", "samples/s"],
+    "data": ["data set", "samples", "load s", "samples/s", "minibatch ms"],
+}
+
+
+def bench(tmp_path, *arguments):
+    path = tmp_path / "report.json"
+    assert main(["bench", *arguments, "--quick", "--device", "cpu", "--json", str(path)]) == 0
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_benchmark(name, tmp_path, capsys):
+    report = bench(tmp_path, name)
+    assert report["columns"] == COLUMNS[name]
+    assert {"preset", "precision", "device", "name", "torch", "threads",
+            "date"} <= set(report["facts"])
+    assert report["facts"]["preset"] == "mini"
+    assert len(report["rows"]) > 1
+    for row in report["rows"]:
+        assert list(row) == report["columns"]
+        assert all(isinstance(v, str) or (math.isfinite(v) and v > 0) for v in row.values())
+    out = capsys.readouterr().out
+    assert report["title"] in out
+    assert report["facts"]["torch"] in out
+
+
+def test_averaging_holds_one_update(tmp_path, capsys):
+    rows = bench(tmp_path, "server", "--clients", "1,3,9")["rows"]
+    assert [row["clients"] for row in rows] == [1, 3, 9]
+    assert len({row["extra MB"] for row in rows}) == 1
+
+
+def test_a_full_size_preset_on_synthetic_data(tmp_path, capsys):
+    report = bench(tmp_path, "data", "vilt", "--set", "train.batch_size=4")
+    assert report["facts"]["source"] == "synthetic"
+    assert report["facts"]["batch size"] == 4
+    assert "Random weights in place of dandelin/vilt-b32-mlm" in report["note"]
+    assert [row["samples"] for row in report["rows"]] == [40] * 6
+
+
+def test_what_the_user_sets_stays():
+    config, notes = configure("flava", ["foundation.weights=folder", "data.source=miniature"])
+    assert (config.foundation.weights, config.data.source) == ("folder", "miniature")
+    assert notes == []
+    config, notes = configure("mini", [])
+    assert (config.foundation.weights, config.data.source) == ("shipped", "miniature")
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["server", "flafa"], "unknown preset 'flafa'; did you mean 'flava'?"),
+    (["data", "--json", "/no/such/folder/x.json"], "--json /no/such/folder/x.json: no such folder"),
+    (["data", "--device", "tpu"], "--device tpu: expected auto, cpu or cuda"),
+    (["scale", "--clients", "30,100000"], "--clients 100000: expected at most 16847"),
+])
+def test_bad_input_is_one_line(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert lines[-1].startswith(f"tapfl: {message}")
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize("arguments", [
+    ["sever"], ["server", "--clients", "0"], ["evaluate", "--samples", "many"],
+    ["step", "--batch", "-1"]])
+def test_what_the_parser_refuses(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", *arguments])
+    assert caught.value.code == 2
+
+
+def test_without_a_name_it_tells_which_there_are(capsys):
+    assert main(["bench"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in (*COLUMNS, "step", "round", "examples:"))
+
+
+def test_help_imports_nothing_heavy():
+    code = ("import sys, tapfl.cli as c\n"
+            "try: c.main(['bench', 'step', '--help'])\nexcept SystemExit: pass\n"
+            "heavy = {'torch', 'transformers', 'pydantic', 'yaml', 'numpy', 'rich'}\n"
+            "assert not heavy & set(sys.modules), heavy & set(sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "examples:" in done.stdout
+
+
+def test_timed_returns_the_median():
+    calls = []
+    assert timed(lambda: calls.append(1), "cpu", repeats=5, warmup=2) >= 0
+    assert len(calls) == 7
+
+
+def test_the_machines_rates_are_positive():
+    assert matmul_rate("cpu", torch.float32, 64) > 0
+    assert copy_rate("cpu", 1 << 16) > 0
+    assert peak_memory("cpu") > 1e7
+
+
+def test_changed_values_are_checked():
+    config = changed(load_config("mini"), {"train.rounds": 3, "seed": 5})
+    assert (config.train.rounds, config.seed) == (3, 5)
+    with pytest.raises(ValueError, match=r"train\.rounds"):
+        changed(config, {"train.rounds": -1})
+
+
+def test_a_report_is_shown_as_it_is(capsys):
+    show(Report("title", {"share [%]": 0.5}, ["what", "n"],
+                [{"what": "[red]", "n": 12345}, {"what": "b", "n": 0.01234}], "note [x]"))
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("title", "share [%] 0.500", "[red]", "12,345", "0.012",
+                                        "note [x]"))

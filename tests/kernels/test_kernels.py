@@ -1,0 +1,188 @@
+"""Every kernel against plain torch, on tiny sizes; without a GPU in Triton's interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from tapfl.kernels.attention import Attention
+from tapfl.kernels.columns import Columns
+from tapfl.kernels.gelu import GeluPrologue
+from tapfl.kernels.linear import FrozenLinear
+from tapfl.kernels.norm import NormPrologue
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH, TOKENS, CUT, WIDTH, RANK, BRANCHES, STREAMS = 3, 10, 6, 24, 2, 2, 2
+ROWS = BATCH * TOKENS
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+def randn(*shape, grad=False):
+    return torch.randn(*shape, device=DEVICE).requires_grad_(grad)
+
+
+def seed():
+    return torch.randint(2**31, (2,), device=DEVICE)
+
+
+def close(ours, theirs):
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+
+
+def beside(h, low, total):
+    """``[h | low | 1 | 0]``."""
+    ones = torch.ones_like(h[..., :1])
+    zeros = torch.zeros(*h.shape[:-1], total - low.shape[-1] - 1, device=h.device)
+    return torch.cat([h, low, ones, zeros], dim=-1)
+
+
+def gradients(outputs, weights, inputs):
+    total = sum((o * w).sum() for o, w in zip(outputs, weights, strict=True))
+    return torch.autograd.grad(total, inputs)
+
+
+def weights_for(h, width, used):
+    weight = torch.randn_like(h)
+    weight[..., width + used:] = 0  # nothing flows into the ones and zeros
+    return weight
+
+
+def norm_inputs():
+    used = BRANCHES * 2 * RANK
+    return (randn(1, ROWS, WIDTH, grad=True), randn(STREAMS, ROWS, WIDTH, grad=True),
+            randn(STREAMS, used, WIDTH, grad=True), randn(WIDTH), randn(WIDTH),
+            Columns(used, BRANCHES, TOKENS, CUT, RANK))
+
+
+def kept(x, y, gamma, beta, p, chosen):
+    """Where dropout keeps, found by looking through columns of the identity."""
+    eye, found = torch.eye(WIDTH, device=DEVICE), []
+    for first in range(0, WIDTH, 8):
+        a = eye[first:first + 8].expand(STREAMS, -1, -1).contiguous()
+        _, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, Columns(8), p, chosen)
+        found.append(h[..., WIDTH:WIDTH + 8] != 0)
+    return torch.cat(found, dim=-1)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_norm(p):
+    x, y, a, gamma, beta, columns = norm_inputs()
+    chosen, used = seed(), columns.used
+    s, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, p, chosen)
+    total = x + y
+    normed = F.layer_norm(total, (WIDTH,), gamma, beta)
+    dropped = normed
+    if p:
+        mask = kept(x, y, gamma, beta, p, chosen)
+        assert abs(mask.float().mean() - (1 - p)) < 0.05
+        dropped = normed * mask / (1 - round(p * 2**16) / 2**16)
+    late_row = torch.arange(ROWS, device=DEVICE) % TOKENS >= CUT
+    late_column = torch.arange(used, device=DEVICE) % (used // BRANCHES) >= RANK
+    low = dropped @ a.transpose(1, 2) * (late_row[:, None] == late_column[None, :])
+    expected = beside(normed, low, columns.total)
+    close(s, total)
+    close(h, expected)
+    weights = [torch.randn_like(s), weights_for(h, WIDTH, used)]
+    for ours, theirs in zip(gradients((s, h), weights, (x, y, a)),
+                            gradients((total, expected), weights, (x, y, a)), strict=True):
+        close(ours, theirs)
+
+
+def test_norm_alone():
+    x, gamma, beta = randn(2, 7, WIDTH, grad=True), randn(WIDTH), randn(WIDTH)
+    s, h = NormPrologue.apply(x, None, None, gamma, beta, 1e-5, None, 0.0, seed())
+    expected = F.layer_norm(x, (WIDTH,), gamma, beta)
+    close(h, expected)
+    weights = [torch.randn_like(s), torch.randn_like(h)]
+    close(gradients((s, h), weights, [x])[0], gradients((x * 1, expected), weights, [x])[0])
+
+
+def test_many_columns_of_lora():
+    """More than a few columns go another way in the backward pass."""
+    x, a = randn(1, 20, WIDTH, grad=True), randn(1, 40, WIDTH, grad=True)
+    gamma, beta, columns = randn(WIDTH), randn(WIDTH), Columns(40)
+    _, h = NormPrologue.apply(x, None, a, gamma, beta, 1e-5, columns, 0.0, seed())
+    normed = F.layer_norm(x, (WIDTH,), gamma, beta)
+    expected = beside(normed, normed @ a.transpose(1, 2), columns.total)
+    weights = [weights_for(h, WIDTH, 40)]
+    for ours, theirs in zip(gradients([h], weights, (x, a)), gradients([expected], weights, (x, a)),
+                            strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-5)
+
+
+def test_dropout_is_another_with_another_seed_and_the_same_with_the_same():
+    x, y, a, gamma, beta, columns = norm_inputs()
+    one, other = seed(), seed()
+    runs = [NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, 0.5, s)[1]
+            for s in (one, one, other)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_gelu(lora):
+    u = randn(STREAMS, 20, BRANCHES, 40, grad=True)
+    a = randn(STREAMS * BRANCHES, 3, 40, grad=True)
+    columns = Columns(3) if lora else None
+    h = GeluPrologue.apply(u, a if lora else None, columns, 0.0, seed())
+    plain = F.gelu(u).permute(0, 2, 1, 3).flatten(0, 1)
+    expected = beside(plain, plain @ a.transpose(1, 2), 16) if lora else plain
+    close(h, expected)
+    weights, inputs = [weights_for(h, 40, 3) if lora else torch.randn_like(h)], [u, a][:1 + lora]
+    for ours, theirs in zip(gradients([h], weights, inputs), gradients([expected], weights, inputs),
+                            strict=True):
+        close(ours, theirs)
+
+
+def test_gelu_of_a_long_row_and_of_large_values():
+    u = torch.cat([randn(1000), torch.tensor([-30.0, -5.0, 0.0, 5.0, 30.0] * 4 + [1e4] * 4)
+                   .to(DEVICE)]).view(1, 4, 1, 256).requires_grad_(True)
+    h = GeluPrologue.apply(u, None, None, 0.0, seed())
+    close(h.flatten(), F.gelu(u).flatten())
+    close(torch.autograd.grad(h.sum(), u)[0], torch.autograd.grad(F.gelu(u).sum(), u)[0])
+
+
+def test_frozen_linear():
+    width, outputs, used = 8, 6, 4
+    h = beside(randn(2, 9, width), randn(2, 9, used), 16).requires_grad_(True)
+    weight, bias, b = randn(outputs, width), randn(outputs), randn(2, 2 * outputs, used, grad=True)
+    out = FrozenLinear.apply(h, weight, bias, b)
+    plain = (h[..., :width] @ weight.T + bias).repeat(1, 1, 2)
+    plain = plain + h[..., width:width + used] @ b.transpose(1, 2)
+    close(out, plain)
+    weights = [torch.randn_like(out)]
+    (dh, db), (dh2, db2) = (gradients([o], weights, (h, b)) for o in (out, plain))
+    close(dh[..., :width + used], dh2[..., :width + used])
+    close(db, db2)
+
+
+@pytest.mark.parametrize(("streams", "tokens", "branches", "masked", "cut", "privates"), [
+    (1, 37, 1, False, 0, 0), (1, 37, 2, True, 0, 0), (2, 20, 2, True, 13, 2),
+    (1, 130, 1, True, 100, 1)])
+def test_attention(streams, tokens, branches, masked, cut, privates):
+    batch, heads, size = 2, 2, 16
+    width, count = heads * size, streams * branches
+    qkv = randn(streams, batch, tokens, branches, 3 * width, grad=True)
+    mask = None
+    may = torch.ones(count, batch, 1, tokens, tokens, dtype=torch.bool, device=DEVICE)
+    if masked:
+        lengths = torch.tensor([[tokens], [tokens // 2 + 4]], device=DEVICE)
+        mask = torch.arange(tokens, device=DEVICE) < lengths
+        mask[:, cut] = True
+        may &= mask[None, :, None, None, :]
+    if privates:
+        late = torch.arange(tokens, device=DEVICE) >= cut
+        may[:privates] &= late[:, None] == late[None, :]
+    out = Attention.apply(qkv, mask, heads, cut, privates)
+    q, k, v = (qkv.permute(0, 3, 1, 2, 4).reshape(count * batch, tokens, 3, heads, size)
+               .permute(2, 0, 3, 1, 4))
+    plain = F.scaled_dot_product_attention(q, k, v, attn_mask=may.flatten(0, 1))
+    plain = plain.transpose(1, 2).reshape(out.shape)
+    close(out, plain)
+    weights = [torch.randn_like(out)]
+    close(gradients([out], weights, [qkv])[0], gradients([plain], weights, [qkv])[0])

@@ -1,0 +1,104 @@
+"""The fast way through a network against the plain one: outputs, losses, gradients."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from tapfl.config import SpeedConfig
+from tapfl.model import fast
+from tapfl.model.layer import TransformerLayer
+from tapfl.model.network import build_network
+from tests.conftest import FLAVA, TASKS, make_batch, randomize, tiny_config
+
+GPU = torch.cuda.is_available()
+
+
+def tiny(**sections):
+    config = tiny_config(**{"lora": {"dropout": 0.0}, **sections})
+    architecture = {**FLAVA, "num_attention_heads": 2}  # heads of 16, which the kernels know
+    foundation = config.foundation.model_copy(update={"architecture": architecture})
+    return config.model_copy(update={"foundation": foundation})
+
+
+def layers(network):
+    return [m for m in network.modules() if isinstance(m, TransformerLayer)]
+
+
+def passes(network, task, batch, quick):
+    for layer in layers(network):
+        layer.fast = quick
+    network.zero_grad()
+    torch.manual_seed(0)
+    outputs = network(task, batch, latents=True)
+    loss = network.loss(task, outputs, batch)
+    loss = loss + sum(v.square().mean() for v in outputs.latents.values())
+    loss.backward()
+    return outputs.prediction.detach(), {
+        n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(("sections", "task"), [
+    ({}, "pets"), ({}, "vqa"), ({"backbone": {"layers_per_stage": 2}}, "vqa"),
+    ({"backbone": {"kind": "standard"}}, "news")])
+def test_fast_equals_plain(sections, task):
+    network = randomize(build_network(tiny(**sections), TASKS)).eval()
+    assert all(fast.suits(layer) for layer in layers(network))
+    batch = make_batch(TASKS[task])
+    plain, plain_gradients = passes(network, task, batch, False)
+    quick, quick_gradients = passes(network, task, batch, True)
+    torch.testing.assert_close(quick, plain, atol=2e-5, rtol=2e-5)
+    assert set(quick_gradients) == set(plain_gradients)
+    for name, gradient in plain_gradients.items():
+        torch.testing.assert_close(quick_gradients[name], gradient, atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_dropout_of_the_kernels_leaves_the_mean_alone():
+    network = randomize(build_network(tiny(lora={"dropout": 0.3}), TASKS))
+    batch = make_batch(TASKS["news"])
+    for layer in layers(network):
+        layer.fast = True
+    with torch.no_grad():
+        exact = network.eval()("news", batch).prediction
+        torch.manual_seed(1)
+        network.train()
+        heads = [m for m in network.modules() if isinstance(m, torch.nn.Dropout)]
+        for head in heads:
+            head.p = 0.0
+        drawn = torch.stack([network("news", batch).prediction for _ in range(12)])
+    assert not torch.equal(drawn[0], drawn[1])
+    spread = drawn.std(dim=0).mean()
+    assert (drawn.mean(dim=0) - exact).abs().mean() < spread
+
+
+def test_checkpointing_gives_the_same_gradients():
+    network = randomize(build_network(tiny(lora={"dropout": 0.3}), TASKS)).train()
+    batch = make_batch(TASKS["pets"])
+    for quick in (False, True):
+        found = []
+        for checkpointing in (False, True):
+            for layer in layers(network):
+                layer.checkpointing = checkpointing
+            found.append(passes(network, "pets", batch, quick)[1])
+        for name, gradient in found[0].items():
+            torch.testing.assert_close(found[1][name], gradient, msg=name)
+
+
+def test_large_ranks_and_other_layers_go_the_plain_way():
+    config = tiny(lora={"expert_rank": fast.MOST_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
+    network = randomize(build_network(config, TASKS)).eval()
+    batch = make_batch(TASKS["news"])
+    plain, _ = passes(network, "news", batch, False)
+    quick, _ = passes(network, "news", batch, True)
+    torch.testing.assert_close(quick, plain, atol=2e-5, rtol=2e-5)
+    pair = build_network(tiny_config("pair"), TASKS)  # BERT's layers have their norm after
+    assert not any(fast.suits(layer) for layer in pair.foundation.layers)
+
+
+def test_speed_is_set_on_half_precision_only():
+    foundation = build_network(tiny(), TASKS).foundation
+    assert foundation.speed_up(SpeedConfig()).ways["kernels"] == 0
+    foundation.to(torch.bfloat16)
+    count = len(layers(foundation))
+    assert foundation.speed_up(SpeedConfig()).ways == {"kernels": count, "compiled": 0, "plain": 0}
+    assert foundation.speed_up(SpeedConfig(kernels=False), compiled=True).ways["compiled"] == count
