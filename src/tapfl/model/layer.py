@@ -172,9 +172,7 @@ class TransformerLayer(nn.Module):
     def _attend(self, tokens: Residual, keys: Keys, lora: Factors | None) -> Residual:
         x = tokens.total()
         h = self.norm1(x) if self.pre_norm else x
-        qkv = F.linear(h, *self.packed())
-        if lora is not None:
-            qkv = lora.add(qkv, h)
+        qkv = lora.linear(h, *self.packed()) if lora else F.linear(h, *self.packed())
         out = self.out(attend_packed(qkv, keys, self.heads))
         return self._residual(x, out, self.norm1, self.scale1)
 
@@ -189,13 +187,9 @@ class TransformerLayer(nn.Module):
                       adapter: Callable[[Tensor], Tensor] | None) -> Residual:
         x = tokens.total()
         h = self.norm2(x) if self.pre_norm else x
-        inner = self.up(h)
-        if up is not None:
-            inner = up.add(inner, h)
+        inner = up.linear(h, self.up.weight, self.up.bias) if up else self.up(h)
         inner = self.activation(inner)
-        out = self.down(inner)
-        if down is not None:
-            out = down.add(out, inner)
+        out = down.linear(inner, self.down.weight, self.down.bias) if down else self.down(inner)
         if adapter is not None:
             out = adapter(out)
         return self._residual(x, out, self.norm2, self.scale2)

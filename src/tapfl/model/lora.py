@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+SMALL = 256  # the width of a small layer
 ALPHA_PER_RANK = 2  # alpha = 2 rank, so the product is scaled by 2 at every rank
 
 
@@ -108,8 +109,22 @@ class Factors:
         """The seed of this layer's dropout, the same however often it is computed."""
         return self.dropout.seed(self.a.device)
 
-    def add(self, base: Tensor, h: Tensor) -> Tensor:
-        """Return ``base + B A dropout(h)``; ``base`` and ``h`` are ``(streams, B, T, ...)``.
+    def linear(self, h: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return ``W h + bias + B A dropout(h)`` for ``h (streams, batch, tokens, in)``."""
+        streams, width = h.shape[0], h.shape[3]
+        # W + B A as one weight saves the products with A and B but, in training, costs its own
+        # gradient; worth it for small layers, where each product costs more than its arithmetic.
+        if (len(self.a) == streams and self.cut is None and not self.dropout.p
+                and (width <= SMALL or not torch.is_grad_enabled())):
+            merged = torch.baddbmm(weight.expand(streams, -1, -1), self.b, self.a)
+            if streams == 1:
+                return F.linear(h, merged[0], bias)
+            out = h.reshape(streams, -1, width) @ merged.transpose(1, 2)
+            return (out if bias is None else out + bias).view(*h.shape[:3], -1)
+        return self._add(F.linear(h, weight, bias), h)
+
+    def _add(self, base: Tensor, h: Tensor) -> Tensor:
+        """Return ``base + B A dropout(h)``.
 
         The frozen layer's output is computed once per stream, whatever the branches.
         """
@@ -124,8 +139,9 @@ class Factors:
         low = low.reshape(count, batch, tokens, columns)
         if self.cut is not None:
             low = low * self._pattern(tokens, self.cut, h)
-        delta = low.view(count, -1, columns) @ self.b.transpose(1, 2)
-        return branch(base, branches) + delta.view(count, batch, tokens, -1)
+        base = branch(base, branches).reshape(count, batch * tokens, -1)
+        out = torch.baddbmm(base, low.view(count, -1, columns), self.b.transpose(1, 2))
+        return out.view(count, batch, tokens, -1)
 
     def _pattern(self, tokens: int, cut: int, like: Tensor) -> Tensor:
         """Return one where a token and a column belong together, ``(tokens, columns)``."""
