@@ -91,6 +91,9 @@ def _add_run(verbs: Verbs) -> None:
     verb.add_argument("--seed", type=int, metavar="N", help="the experiment's seed")
     verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
     verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    verb.add_argument("--compile", action="store_true",
+                      help="compile layers that have no kernels (GPU, long runs: see "
+                           "docs/performance.md)")
     verb.add_argument("--quiet", action="store_true", help="print the table at the end, no more")
     verb.add_argument("--tensorboard", action="store_true",
                       help="write TensorBoard scalars to DIR/tensorboard")
@@ -105,13 +108,14 @@ def _run(options: argparse.Namespace) -> None:
     if options.preset is None and not (options.resume and options.out):
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
     if options.preset is None:
-        if options.overrides or options.seed is not None:
-            raise TapflError("run --resume: the run keeps its configuration; leave --set and "
-                             "--seed away")
+        if options.overrides or options.seed is not None or options.compile:
+            raise TapflError("run --resume: the run keeps its configuration; leave --set, --seed "
+                             "and --compile away")
         config = stored_config(options.out)
     else:
-        seed = [] if options.seed is None else [f"seed={options.seed}"]
-        config = load_config(options.preset, [*options.overrides, *seed])
+        more = [] if options.seed is None else [f"seed={options.seed}"]
+        more += ["speed.compile=true"] if options.compile else []
+        config = load_config(options.preset, [*options.overrides, *more])
     out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
     watch = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
     try:

@@ -1,5 +1,7 @@
 """The fast way through a network against the plain one: outputs, losses, gradients."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -102,3 +104,30 @@ def test_speed_is_set_on_half_precision_only():
     count = len(layers(foundation))
     assert foundation.speed_up(SpeedConfig()).ways == {"kernels": count, "compiled": 0, "plain": 0}
     assert foundation.speed_up(SpeedConfig(kernels=False), compiled=True).ways["compiled"] == count
+
+
+def test_another_network_on_the_base_leaves_packed_weights_in_place():
+    """A recorded step reads them where they were when it was recorded."""
+    config = tiny()
+    network = build_network(config, TASKS)
+    layer = layers(network)[0]
+    weight, bias = layer.packed()
+    build_network(config, TASKS, foundation=network.foundation)
+    assert layer.packed()[0] is weight
+    assert layer.query.weight.data_ptr() == weight.data_ptr()
+    assert layer.value.bias.data_ptr() == bias.chunk(3)[2].data_ptr()
+    with torch.no_grad():
+        layer.key.weight.fill_(3.0)
+    assert (layer.packed()[0].chunk(3)[1] == 3).all()
+    network.foundation.to(torch.bfloat16)
+    assert layer.packed()[0].dtype == torch.bfloat16
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@torch.no_grad()
+def test_compiled_equals_plain():
+    layer = layers(build_network(tiny(), TASKS))[0]
+    x = torch.randn(2, 5, 32)
+    plain = layer(x)
+    layer.compiled = True
+    torch.testing.assert_close(layer(x), plain)

@@ -13,7 +13,7 @@ import torch
 
 from tapfl.config import Config, check
 from tapfl.data.federation import load_federation
-from tapfl.engine.build import build
+from tapfl.engine.build import WORTH_COMPILING, build
 from tapfl.engine.inprocess import Trajectory
 from tapfl.engine.record import EventLog, Row, environment, memory, read_results, write_results
 from tapfl.engine.registry import plan
@@ -43,6 +43,9 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         return read_results(out / "results.csv")
     started = time.perf_counter()
     context, tokenizer = build(config, device)
+    if config.speed.compile and not context.foundation.ways["compiled"]:
+        watch.say("compile: not used; it is for layers without kernels, on a GPU, in runs of "
+                  f"{WORTH_COMPILING} steps or more")
     record |= _facts(context, device)
     (out / "events.jsonl").write_text("")  # put together again from what each method has kept
     rows: list[Row] = []
@@ -117,7 +120,7 @@ def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> d
                              "or choose another --out")
         before, now = stored_config(out).model_dump(), config.model_dump()
         for section, value in now.items():
-            if before[section] != value:
+            if section != "speed" and before[section] != value:  # how fast is no part of what
                 raise TapflError(f"{out}: this run was started with another '{section}' "
                                  f"({before[section]}); resume it without changing it")
         record: dict[str, Any] = json.loads((out / "run.json").read_text())

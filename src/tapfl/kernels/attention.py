@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MOST_TOKENS = 256
+FEW_TOKENS = 128
 HEAD_SIZES = (16, 32, 64)
 # Sizes that change from batch to batch: kernels must not be compiled anew for each.
 SIZES = ("blocks", "batches", "tokens", "heads", "branches", "cut", "privates")
@@ -157,8 +158,8 @@ class Attention(torch.autograd.Function):
 
 
 def _library_has(qkv: Tensor) -> bool:
-    """Return whether cuDNN's forward pass can be used: without masks nothing is faster."""
-    return qkv.is_cuda and torch.backends.cuda.is_flash_attention_available()
+    """Return whether cuDNN's forward pass is to be used: for many tokens nothing is faster."""
+    return qkv.is_cuda and qkv.dtype.itemsize == 2 and qkv.shape[2] > FEW_TOKENS
 
 
 def _by_library(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from tapfl.kernels.columns import Columns
 from tapfl.kernels.gelu import GeluPrologue
 from tapfl.kernels.linear import FrozenLinear
 from tapfl.kernels.norm import NormPrologue
-from tapfl.model.layer import Keys, Residual, TransformerLayer, attend_packed
+from tapfl.model.layer import Keys, Packed, Residual, TransformerLayer, attend_packed
 from tapfl.model.lora import Factors
 
 MOST_WIDTH = 1024  # a row of tokens is normalised in registers
@@ -27,15 +27,14 @@ def suits(layer: TransformerLayer) -> bool:
             and layer.width // layer.heads in HEAD_SIZES)
 
 
-def attend(layer: TransformerLayer, tokens: Residual, keys: Keys,
-           lora: Factors | None) -> Residual:
+def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors | None,
+           packed: Packed) -> Residual:
     """Self-attention: norm and LoRA's A in one pass, one product, attention, one product."""
     if _too_many(lora):
-        return layer._attend(tokens, keys, lora)
+        return layer._attend(tokens, keys, lora, packed)
     streams, batch, length, width = tokens.shape
     s, h, branches, b = _normed(layer.norm1, tokens, lora)
-    weight, bias = layer.packed()
-    qkv = _linear(h, weight, bias, b).view(streams, batch, length, branches, 3 * width)
+    qkv = _linear(h, *packed, b).view(streams, batch, length, branches, 3 * width)
     if length <= MOST_TOKENS:
         out = _apply(Attention, qkv, keys.mask, layer.heads, keys.cut, keys.privates)
     else:

@@ -38,6 +38,9 @@ _POST_NORM = {"norm1": ("attention.output.LayerNorm", "sa_layer_norm"),
               "norm2": ("output.LayerNorm", "output_layer_norm")}
 
 
+Packed = tuple[Tensor, Tensor | None]  # the weight and bias of query, key and value
+
+
 @dataclass(frozen=True)
 class Residual:
     """Tokens ``(streams, batch, tokens, width)`` as a sum that is still to be taken.
@@ -84,7 +87,7 @@ class Keys:
         if not self.privates:
             return real
         late = torch.arange(like.shape[2], device=like.device) >= self.cut
-        own = late[:, None] == late[None, :]
+        own = ~(late[:, None] ^ late[None, :])  # torch.compile cannot compare booleans
         shared = torch.arange(streams, device=like.device) >= self.privates
         may = own[None, None, None] | shared[:, None, None, None, None]
         return may if real is None else may & real
@@ -128,7 +131,7 @@ class TransformerLayer(nn.Module):
         # Whether the kernel room knows layers of this kind, and what is to be used.
         self.suits_kernels = self.pre_norm and self.scale1 is None and act == "gelu"
         self.fast = self.compiled = self.checkpointing = False
-        self._packed: tuple[Tensor, Tensor | None] | None = None
+        self._packed: Packed | None = None
 
     @property
     def width(self) -> int:
@@ -140,25 +143,23 @@ class TransformerLayer(nn.Module):
         """Size of the feed-forward network's inner layer."""
         return int(self.up.weight.shape[0])
 
-    def packed(self) -> tuple[Tensor, Tensor | None]:
+    def packed(self) -> Packed:
         """Return query, key and value as one weight and bias; the library's become views of it."""
-        if self._packed is not None:
-            return self._packed
+        if self._packed is not None and (
+                self._packed[0].data_ptr() == self.query.weight.data_ptr()):
+            return self._packed  # neither moved nor cast since; recorded steps read it
         parts = (self.query, self.key, self.value)
         weight = torch.cat(tuple(p.weight for p in parts))
         # Some models have no bias on the key, or none at all.
-        biases = [weight.new_zeros(self.width) if p.bias is None else p.bias for p in parts]
-        packed = weight, None if self.query.bias is None else torch.cat(biases)
+        biases = (weight.new_zeros(self.width) if p.bias is None else p.bias for p in parts)
+        bias = None if self.query.bias is None else torch.cat(tuple(biases))
         if not weight.requires_grad:  # in pre-training it changes with every step
-            for part, own in zip(parts, weight.chunk(3), strict=True):
-                part.weight.data = own
-            self._packed = packed
-        return packed
-
-    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TransformerLayer:
-        self._packed = None  # moving or casting gives the parts memory of their own again
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
+            for index, part in enumerate(parts):
+                part.weight.data = weight.chunk(3)[index]
+                if bias is not None and part.bias is not None:
+                    part.bias.data = bias.chunk(3)[index]
+            self._packed = weight, bias
+        return weight, bias
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the layer's output as the library computes it, ``(batch, tokens, width)``."""
@@ -167,12 +168,13 @@ class TransformerLayer(nn.Module):
 
     def attend(self, tokens: Residual, keys: Keys, lora: Factors | None = None) -> Residual:
         """Self-attention; LoRA acts on the packed query, key and value."""
-        return self._run("attend", tokens, keys, lora)
+        return self._run("attend", tokens, keys, lora, self.packed())
 
-    def _attend(self, tokens: Residual, keys: Keys, lora: Factors | None) -> Residual:
+    def _attend(self, tokens: Residual, keys: Keys, lora: Factors | None,
+                packed: Packed) -> Residual:
         x = tokens.total()
         h = self.norm1(x) if self.pre_norm else x
-        qkv = lora.linear(h, *self.packed()) if lora else F.linear(h, *self.packed())
+        qkv = lora.linear(h, *packed) if lora else F.linear(h, *packed)
         out = self.out(attend_packed(qkv, keys, self.heads))
         return self._residual(x, out, self.norm1, self.scale1)
 
@@ -228,6 +230,8 @@ class TransformerLayer(nn.Module):
 @functools.cache
 def _compiled(function: Callable[..., Residual]) -> Callable[..., Residual]:
     """Compile once for all layers and shapes."""
+    # Streams, branches, segments and gradients make a few dozen variants, all of them needed.
+    torch._dynamo.config.recompile_limit = 64
     return torch.compile(function, dynamic=True)
 
 

@@ -148,7 +148,7 @@ class Factors:
         columns = self.a.shape[1]
         late_token = torch.arange(tokens, device=like.device) >= cut
         late_column = torch.arange(columns, device=like.device) >= columns // 2
-        return (late_token[:, None] == late_column[None, :]).to(like.dtype)
+        return (~(late_token[:, None] ^ late_column[None, :])).to(like.dtype)
 
 
 def branch(x: Tensor, branches: int) -> Tensor:
