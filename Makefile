@@ -20,8 +20,9 @@ lint: $(VENV)/.dev ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.installed ## measure start-up, model size and step time on this machine
-	$(BIN)/python scripts/bench_model.py
+bench: $(VENV)/.installed ## measure start-up, steps, rounds, server, scale, evaluation and data here
+	$(BIN)/python scripts/startup.py
+	for name in step round server scale evaluate data; do $(BIN)/tapfl bench $$name || exit; done
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -126,3 +126,45 @@ def test_a_report_is_shown_as_it_is(capsys):
     out = capsys.readouterr().out
     assert all(text in out for text in ("title", "share [%] 0.500", "[red]", "12,345", "0.012",
                                         "note [x]"))
+
+
+def test_steps_are_counted_and_compared(tmp_path, capsys):
+    report = bench(tmp_path, "step", "--kinds", "1,7", "--tokens", "12")
+    assert [row["step"] for row in report["rows"]] == ["W or X", "X, taught"] * 2
+    for row in report["rows"]:
+        assert list(row) == report["columns"]
+        assert row["ms"] > 0
+        assert row["of matmul"] == pytest.approx(
+            row["TFLOP/s"] / report["facts"]["matmul TFLOP/s"])
+    plain, taught = report["rows"][:2]
+    assert plain["TFLOP"] < taught["TFLOP"] < 2 * plain["TFLOP"]
+    assert main(["bench", "step", "--quick", "--device", "cpu", "--kinds", "nobody"]) == 2
+    assert "--kinds: unknown client 'nobody'" in capsys.readouterr().err
+
+
+def test_a_round_is_split_into_its_parts(tmp_path, capsys):
+    (row,) = bench(tmp_path, "round", "--kinds", "1,8")["rows"]
+    assert row["clients"] == "1 8"
+    parts = row["train W s"] + row["train X s"] + sum(
+        row[f"{part} ms"] for part in ("load", "replace", "extract", "average", "state",
+                                       "other")) / 1e3
+    assert parts == pytest.approx(row["total s"])
+    assert min(row["train W s"], row["train X s"], row["load ms"], row["average ms"]) > 0
+
+
+def test_operations_are_those_of_the_layers():
+    """One text through one encoder layer and the backbone, counted by hand."""
+    from tapfl.bench.flops import StepFlops
+    from tapfl.data.batches import Part
+    from tapfl.tasks import Batch
+    from tests.conftest import TASKS, tiny_config
+
+    config = tiny_config(backbone={"kind": "standard"}, lora={"dropout": 0.0})
+    flops = StepFlops(config, {"news": TASKS["news"]})
+    batch = Batch(text=torch.ones(3, 8, dtype=torch.long), label=torch.zeros(3, dtype=torch.long))
+    width, hidden, tokens, rows = 32, 64, 8, 24
+    layer = 2 * rows * (4 * width * width + 2 * width * hidden) + 4 * rows * tokens * width
+    forward, both = flops._part(Part("news", batch, 1.0, 3))
+    # Four such layers; LoRA, the projection and the head are the rest.
+    assert 4 * layer < forward < 4 * layer * 1.4
+    assert 2 * forward < both < 3.2 * forward

@@ -104,12 +104,12 @@ def test_norm_alone():
 
 def test_many_columns_of_lora():
     """More than a few columns go another way in the backward pass."""
-    x, a = randn(1, 20, WIDTH, grad=True), randn(1, 40, WIDTH, grad=True)
-    gamma, beta, columns = randn(WIDTH), randn(WIDTH), Columns(40)
+    x, a = randn(1, 20, WIDTH, grad=True), randn(1, 50, WIDTH, grad=True)
+    gamma, beta, columns = randn(WIDTH), randn(WIDTH), Columns(50)
     _, h = NormPrologue.apply(x, None, a, gamma, beta, 1e-5, columns, 0.0, seed())
     normed = F.layer_norm(x, (WIDTH,), gamma, beta)
     expected = beside(normed, normed @ a.transpose(1, 2), columns.total)
-    weights = [weights_for(h, WIDTH, 40)]
+    weights = [weights_for(h, WIDTH, 50)]
     for ours, theirs in zip(gradients([h], weights, (x, a)), gradients([expected], weights, (x, a)),
                             strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-5)

@@ -30,8 +30,8 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
         kinds: list[str] | None = None, steps: int | None = None,
         compile: bool = False) -> Report:
     """Time rounds of neighbouring kinds of clients, two by two, after one to warm up."""
-    if steps or quick:
-        train = config.train.model_copy(update={"local_steps": steps or 1})
+    if steps or quick or device == "cpu":
+        train = config.train.model_copy(update={"local_steps": steps or (1 if quick else 5)})
         config = config.model_copy(update={"train": train})
     config = config.model_copy(update={"methods": ["tap"]})
     context = prepare(config, device, quick, batch, compile)

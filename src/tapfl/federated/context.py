@@ -64,7 +64,10 @@ class Context:
     @property
     def records(self) -> bool:
         """Whether steps are recorded as CUDA graphs."""
-        return self.config.speed.graphs and self.device.startswith("cuda")
+        speed, ways = self.config.speed, self.foundation.ways
+        # Checkpointing puts torch's generator back for dropout, which a recording cannot.
+        replays = speed.checkpointing and (ways["plain"] or ways["compiled"])
+        return speed.graphs and self.device.startswith("cuda") and not replays
 
     def network(self) -> Network:
         """Return a new network of all tasks on the shared base."""

@@ -38,7 +38,7 @@ class Columns:
         return -(-(self.used + 1) // 16) * 16
 
 
-FEW: tl.constexpr = tl.constexpr(16)
+FEW: tl.constexpr = tl.constexpr(32)
 # Sizes that change from batch to batch: kernels must not be compiled anew for each.
 SIZES = ("rows", "per_x", "branches", "steps", "tokens", "cut", "second", "per_branch", "threshold")
 

@@ -1,4 +1,4 @@
-"""GELU, dropout and LoRA's A in one pass; see ``columns``."""
+"""GELU before a frozen layer with LoRA; see ``columns``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tapfl.kernels.chance import dropout_arguments, keeps
-from tapfl.kernels.columns import SIZES, Columns, add_few, column_arguments, in_segment, power
+from tapfl.kernels.columns import SIZES, Columns, add_few, column_arguments, power
+from tapfl.kernels.project import factor_gradient, project
 
-# Columns at a time and warps: the fastest of those tried on an H200.
-FORWARD = {"plain": (1024, 4), "adapted": (128, 2)}
-BACKWARD = {"plain": (1024, 4), "adapted": (64, 2)}
-STEPS = 16  # blocks of rows that one program of the backward pass goes through, to sum up A's part
+# The fastest of those tried on an H200: what one program takes.
+LONG, ROWS, WARPS = 1024, 4, 4
 
 
 @triton.jit
@@ -32,81 +31,46 @@ def _normal(v):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _gelu_forward(u, h, a, seed, rows, branches, threshold, scale, tokens, cut, second, per_branch,
-                  W: tl.constexpr, K: tl.constexpr, USED: tl.constexpr, BC: tl.constexpr,
-                  BM: tl.constexpr, BR: tl.constexpr, DROP: tl.constexpr, SEGMENTS: tl.constexpr):
-    stream = tl.program_id(1)
+def _gelu_forward(u, h, rows, branches, W: tl.constexpr, K: tl.constexpr, BC: tl.constexpr,
+                  BM: tl.constexpr):
+    stream = tl.program_id(2)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
-    start = stream.to(tl.int64) * rows
-    source = u + ((stream // branches).to(tl.int64) * rows * branches + stream % branches) * W
-    source += row[:, None].to(tl.int64) * branches * W
-    base = h + start * K + row[:, None].to(tl.int64) * K
-    beside = tl.arange(0, BR)
-    low = tl.zeros((BM, BR), tl.float32)
-    for first in range(0, W, BC):
-        column = first + tl.arange(0, BC)
-        inside = (row < rows)[:, None] & (column < W)[None, :]
-        v = tl.load(source + column[None, :], inside, other=0.0).to(tl.float32)
-        below, _ = _normal(v)
-        g = (v * below).to(h.dtype.element_ty)
-        tl.store(base + column[None, :], g, inside)
-        if USED:
-            if DROP:
-                kept = keeps(seed, start.to(tl.int32) + row, first, threshold, BC)
-                g = tl.where(kept, g * scale, 0.0).to(h.dtype.element_ty)
-            part = (beside < USED)[None, :] & (column < W)[:, None]
-            factor = tl.load(a + stream * USED * W + beside[None, :] * W + column[:, None], part,
-                             other=0.0)
-            low = tl.dot(g, factor, low, input_precision="ieee")
-    if USED:
-        if SEGMENTS:
-            low = in_segment(low, row, beside, tokens, cut, second, per_branch)
-        low = tl.where((beside == USED)[None, :], 1.0, low)
-        tl.store(base + W + beside[None, :], low.to(h.dtype.element_ty),
-                 (row < rows)[:, None] & (beside < K - W)[None, :])
+    column = tl.program_id(1) * BC + tl.arange(0, BC)
+    inside = (row < rows)[:, None] & (column < W)[None, :]
+    place = ((stream // branches).to(tl.int64) * rows * branches + stream % branches) * W
+    place += row[:, None].to(tl.int64) * branches * W + column[None, :]
+    v = tl.load(u + place, inside, other=0.0).to(tl.float32)
+    below, _ = _normal(v)
+    at = (stream.to(tl.int64) * rows + row[:, None]) * K + column[None, :]
+    tl.store(h + at, (v * below).to(h.dtype.element_ty), inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _gelu_backward(dh, u, a, seed, du, da, rows, branches, steps, threshold, scale, tokens, cut,
-                   second, per_branch, W: tl.constexpr, K: tl.constexpr, USED: tl.constexpr,
+def _gelu_backward(dh, u, a, seed, du, rows, branches, threshold, scale, tokens, cut, second,
+                   per_branch, W: tl.constexpr, K: tl.constexpr, USED: tl.constexpr,
                    BC: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, DROP: tl.constexpr,
                    SEGMENTS: tl.constexpr):
-    stream, group = tl.program_id(2), tl.program_id(0)
-    column = tl.program_id(1) * BC + tl.arange(0, BC)
-    beside = tl.arange(0, BR)
+    stream = tl.program_id(2)
+    first = tl.program_id(1) * BC
+    row, column = tl.program_id(0) * BM + tl.arange(0, BM), first + tl.arange(0, BC)
+    inside = (row < rows)[:, None] & (column < W)[None, :]
     start = stream.to(tl.int64) * rows
-    source = ((stream // branches).to(tl.int64) * rows * branches + stream % branches) * W
-    total = tl.zeros((BR, BC), tl.float32)
-    for step in range(steps):
-        row = (group * steps + step) * BM + tl.arange(0, BM)
-        inside = (row < rows)[:, None] & (column < W)[None, :]
-        base = dh + (start + row[:, None]) * K
-        grad = tl.load(base + column[None, :], inside, other=0.0).to(tl.float32)
-        place = source + row[:, None].to(tl.int64) * branches * W + column[None, :]
-        v = tl.load(u + place, inside, other=0.0).to(tl.float32)
-        below, bell = _normal(v)
-        if USED:
-            dlow = tl.load(base + W + beside[None, :],
-                           (row < rows)[:, None] & (beside < USED)[None, :], other=0.0)
-            if SEGMENTS:
-                dlow = in_segment(dlow, row, beside, tokens, cut, second, per_branch)
-            extra = add_few(tl.zeros((BM, BC), tl.float32), dh + (start + row) * K + W,
-                         a + stream * USED * W, row, column, rows, tokens, cut, second, per_branch,
-                         W, USED, SEGMENTS)
-            dropped = (v * below).to(dh.dtype.element_ty)
-            if DROP:
-                kept = keeps(seed, start.to(tl.int32) + row, tl.program_id(1) * BC, threshold, BC)
-                extra = tl.where(kept, extra * scale, 0.0)
-                dropped = tl.where(kept, dropped * scale, 0.0).to(dh.dtype.element_ty)
-            grad += extra
-            total = tl.dot(tl.trans(dlow.to(dropped.dtype)), dropped, total,
-                           input_precision="ieee")
-        slope = below + v * bell * 0.3989422804014327
-        tl.store(du + place, (grad * slope).to(du.dtype.element_ty), inside)
+    grad = tl.load(dh + (start + row[:, None]) * K + column[None, :], inside, other=0.0)
+    grad = grad.to(tl.float32)
     if USED:
-        at = (stream * tl.num_programs(0) + group).to(tl.int64) * USED + beside[:, None]
-        tl.store(da + at * W + column[None, :], total,
-                 (beside < USED)[:, None] & (column < W)[None, :])
+        extra = add_few(tl.zeros((BM, BC), tl.float32), dh + (start + row) * K + W,
+                        a + stream * USED * W, row, column, rows, tokens, cut, second, per_branch,
+                        W, USED, SEGMENTS)
+        if DROP:
+            kept = keeps(seed, start.to(tl.int32) + row, first, threshold, BC)
+            extra = tl.where(kept, extra * scale, 0.0)
+        grad += extra
+    place = ((stream // branches).to(tl.int64) * rows * branches + stream % branches) * W
+    place += row[:, None].to(tl.int64) * branches * W + column[None, :]
+    v = tl.load(u + place, inside, other=0.0).to(tl.float32)
+    below, bell = _normal(v)
+    slope = below + v * bell * 0.3989422804014327
+    tl.store(du + place, (grad * slope).to(du.dtype.element_ty), inside)
 
 
 class GeluPrologue(torch.autograd.Function):
@@ -120,12 +84,11 @@ class GeluPrologue(torch.autograd.Function):
         count = streams * branches
         k = width + (columns.total if columns else 0)
         h = u.new_empty(count, rows, k)
-        block, warps = FORWARD["plain" if columns is None else "adapted"]
-        laid = _laid(u, k, columns, block)
-        _gelu_forward[(triton.cdiv(laid["rows"], laid["BM"]), laid.pop("count"))](
-            u, h, a if a is not None else u, seed, num_warps=warps, **laid,
-            **column_arguments(columns), **dropout_arguments(p))
-        ctx.save_for_backward(u, seed, a)
+        laid = _laid(u, k, columns)
+        _gelu_forward[_grid(laid, h)](u, h, num_warps=WARPS, **laid)
+        if columns is not None:
+            project(h, a, columns, p, seed)
+        ctx.save_for_backward(u, seed, a, None if a is None else h)
         ctx.columns, ctx.p = columns, p
         return h
 
@@ -133,25 +96,30 @@ class GeluPrologue(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of u and a."""
-        u, seed, a = ctx.saved_tensors
+        u, seed, a, h = ctx.saved_tensors
         dh = dh.contiguous()
         du = torch.empty_like(u)
-        block, warps = BACKWARD["plain" if a is None else "adapted"]
-        laid = _laid(u, dh.shape[2], ctx.columns, block)
-        count, steps = laid.pop("count"), 1 if a is None else STEPS
-        groups = triton.cdiv(laid["rows"], laid["BM"] * steps)
-        parts = None if a is None else a.new_empty(count, groups, *a.shape[1:], dtype=torch.float32)
-        _gelu_backward[(groups, triton.cdiv(laid["W"], laid["BC"]), count)](
-            dh, u, dh if a is None else a, seed, du, dh if parts is None else parts, steps=steps,
-            num_warps=warps, **laid, **column_arguments(ctx.columns), **dropout_arguments(ctx.p))
-        return du, None if parts is None else parts.sum(dim=1).to(a.dtype), None, None, None
+        laid = _laid(u, dh.shape[2], ctx.columns)
+        _gelu_backward[_grid(laid, dh)](
+            dh, u, dh if a is None else a, seed, du, num_warps=WARPS, **laid,
+            **column_arguments(ctx.columns), **dropout_arguments(ctx.p))
+        da = None
+        if ctx.needs_input_grad[1]:
+            da = factor_gradient(dh, h, seed, ctx.columns, ctx.p, u.shape[3]).to(a.dtype)
+        return du, da, None, None, None
 
 
-def _laid(u: Tensor, k: int, columns: Columns | None, block: int) -> dict[str, Any]:
+def _laid(u: Tensor, k: int, columns: Columns | None) -> dict[str, int]:
     """Return how a kernel goes over ``u``; with nothing beside it, it is one long row."""
-    streams, rows, branches, width = u.shape
-    if columns is None and branches == 1 and u.numel() % block == 0:
-        return {"rows": u.numel() // block, "branches": 1, "count": 1, "W": block, "K": block,
-                "BC": block, "BM": 4}
-    return {"rows": rows, "branches": branches, "count": streams * branches, "W": width, "K": k,
-            "BC": min(block, 256, power(width)), "BM": 16}
+    _, rows, branches, width = u.shape
+    if columns is None and branches == 1 and u.numel() % LONG == 0:
+        return {"rows": u.numel() // LONG, "branches": 1, "W": LONG, "K": LONG, "BC": LONG,
+                "BM": ROWS}
+    return {"rows": rows, "branches": branches, "W": width, "K": k,
+            "BC": min(LONG // 2, power(width)), "BM": ROWS}
+
+
+def _grid(laid: dict[str, int], h: Tensor) -> tuple[int, int, int]:
+    """Return the programs: blocks of rows, blocks of columns, streams (none of a long row)."""
+    streams = h.numel() // (laid["rows"] * laid["K"])
+    return triton.cdiv(laid["rows"], laid["BM"]), triton.cdiv(laid["W"], laid["BC"]), streams

@@ -1,4 +1,4 @@
-"""Residual sum, LayerNorm, dropout and LoRA's A in one pass; see ``columns``."""
+"""Residual sum and LayerNorm before a frozen layer with LoRA; see ``columns``."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from torch.autograd.function import once_differentiable
 
 from tapfl.kernels.chance import dropout_arguments, keeps
 from tapfl.kernels.columns import FEW, SIZES, Columns, add_few, column_arguments, in_segment, power
+from tapfl.kernels.project import factor_gradient, project
 
 # Rows at a time and warps: the fastest of those tried on an H200.
-FORWARD = {"plain": (4, 4), "adapted": (16, 4)}
+FORWARD = (4, 4)
 BACKWARD = {"few": (2, 4), "many": (16, 8)}
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _norm_forward(x, y, s, h, mean, rstd, gamma, beta, a, seed, rows, per_x, eps, threshold, scale,
-                  tokens, cut, second, per_branch, W: tl.constexpr, K: tl.constexpr,
-                  USED: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr,
-                  HAS_Y: tl.constexpr, DROP: tl.constexpr, SEGMENTS: tl.constexpr):
+def _norm_forward(x, y, s, h, mean, rstd, gamma, beta, rows, per_x, eps, W: tl.constexpr,
+                  K: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, HAS_Y: tl.constexpr):
     stream = tl.program_id(1)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     column = tl.arange(0, BW)
@@ -42,23 +41,7 @@ def _norm_forward(x, y, s, h, mean, rstd, gamma, beta, a, seed, rows, per_x, eps
     g = tl.load(gamma + column, column < W, other=0.0).to(tl.float32)
     b = tl.load(beta + column, column < W, other=0.0).to(tl.float32)
     normed = (centred * r[:, None] * g[None, :] + b[None, :]).to(h.dtype.element_ty)
-    base = h + start * K + row[:, None] * K
-    tl.store(base + column[None, :], normed, inside)
-    if USED:
-        if DROP:
-            kept = keeps(seed, start.to(tl.int32) + row, 0, threshold, BW)
-            normed = tl.where(kept, normed * scale, 0.0).to(h.dtype.element_ty)
-        for first in range(0, K - W, BR):
-            beside = first + tl.arange(0, BR)
-            part = (beside < USED)[None, :] & (column < W)[:, None]
-            factor = tl.load(a + stream * USED * W + beside[None, :] * W + column[:, None], part,
-                             other=0.0)
-            low = tl.dot(normed, factor, input_precision="ieee")
-            if SEGMENTS:
-                low = in_segment(low, row, beside, tokens, cut, second, per_branch)
-            low = tl.where((beside == USED)[None, :], 1.0, low)
-            tl.store(base + W + beside[None, :], low.to(h.dtype.element_ty),
-                     (row < rows)[:, None] & (beside < K - W)[None, :])
+    tl.store(h + (start + row[:, None]) * K + column[None, :], normed, inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -107,47 +90,6 @@ def _norm_backward(dh, dres, s, mean, rstd, gamma, a, seed, ds, rows, threshold,
     tl.store(ds + start * W + at, out.to(ds.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
-def _factor_gradient(dh, h, da, seed, rows, steps, threshold, scale, tokens, cut, second,
-                     per_branch, W: tl.constexpr, K: tl.constexpr, USED: tl.constexpr,
-                     BC: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, DROP: tl.constexpr,
-                     SEGMENTS: tl.constexpr):
-    """Sum ``dlow^T dropout(h)`` over a part of the rows."""
-    stream, split = tl.program_id(2), tl.program_id(1)
-    column = tl.program_id(0) * BC + tl.arange(0, BC)
-    beside = tl.arange(0, BR)
-    start = stream.to(tl.int64) * rows
-    total = tl.zeros((BR, BC), tl.float32)
-    for step in range(steps):
-        row = (split * steps + step) * BM + tl.arange(0, BM)
-        real = (row < rows)[:, None]
-        at = (start + row[:, None]) * K
-        dlow = tl.load(dh + at + W + beside[None, :], real & (beside < USED)[None, :], other=0.0)
-        if SEGMENTS:
-            dlow = in_segment(dlow, row, beside, tokens, cut, second, per_branch)
-        value = tl.load(h + at + column[None, :], real & (column < W)[None, :], other=0.0)
-        if DROP:
-            kept = keeps(seed, start.to(tl.int32) + row, tl.program_id(0) * BC, threshold, BC)
-            value = tl.where(kept, value * scale, 0.0).to(h.dtype.element_ty)
-        total = tl.dot(tl.trans(dlow.to(value.dtype)), value, total, input_precision="ieee")
-    place = da + ((stream * tl.num_programs(1) + split).to(tl.int64) * USED + beside[:, None]) * W
-    tl.store(place + column[None, :], total,
-             (beside < USED)[:, None] & (column < W)[None, :])
-
-
-def _da(dh: Tensor, h: Tensor, seed: Tensor, columns: Columns, p: float, width: int) -> Tensor:
-    """Return the gradient of LoRA's A, ``(streams, used, width)``."""
-    streams, rows, k = h.shape
-    steps = 2 if rows > 4096 else 1
-    splits = triton.cdiv(rows, 64 * steps)
-    parts = torch.empty(streams, splits, columns.used, width, device=h.device)
-    block = min(128, power(width))
-    _factor_gradient[(triton.cdiv(width, block), splits, streams)](
-        dh, h, parts, seed, rows, steps, W=width, K=k, BC=block, BM=64,
-        **column_arguments(columns), **dropout_arguments(p))
-    return parts.sum(dim=1)
-
-
 class NormPrologue(torch.autograd.Function):
     """``s = x + y`` and ``[LayerNorm(s) | A dropout(LayerNorm(s)) | 1]``."""
 
@@ -163,12 +105,12 @@ class NormPrologue(torch.autograd.Function):
         s = x if y is None else torch.empty_like(y)
         mean, rstd = (torch.empty(streams, rows, device=x.device) for _ in range(2))
         per_x = streams // x.shape[0]
-        settings = column_arguments(columns, most=32) | dropout_arguments(p)
-        block, warps = FORWARD["plain" if columns is None else "adapted"]
+        block, warps = FORWARD
         _norm_forward[(triton.cdiv(rows, block), streams)](
-            x, like, s, h, mean, rstd, gamma, beta, a if a is not None else x, seed, rows, per_x,
-            eps, W=width, K=k, BW=power(width), BM=block, HAS_Y=y is not None, num_warps=warps,
-            **settings)
+            x, like, s, h, mean, rstd, gamma, beta, rows, per_x, eps, W=width, K=k,
+            BW=power(width), BM=block, HAS_Y=y is not None, num_warps=warps)
+        if columns is not None:
+            project(h, a, columns, p, seed)
         ctx.save_for_backward(s, h, mean, rstd, gamma, seed, a)
         ctx.columns, ctx.p, ctx.per_x = columns, p, per_x
         ctx.has_y, ctx.width = y is not None, width
@@ -194,6 +136,6 @@ class NormPrologue(torch.autograd.Function):
                 BW=power(width), BM=block, HAS_RES=ds is not None, num_warps=warps, **settings)
         da = None
         if ctx.needs_input_grad[2]:
-            da = _da(dh, h, seed, ctx.columns, ctx.p, width).to(a.dtype)
+            da = factor_gradient(dh, h, seed, ctx.columns, ctx.p, width).to(a.dtype)
         dx = out if ctx.per_x == 1 else out.view(-1, ctx.per_x, rows, width).sum(dim=1)
         return dx, (out if ctx.has_y else None), da, None, None, None, None, None, None
