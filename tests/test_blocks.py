@@ -200,3 +200,14 @@ def test_a_refused_contribution_does_not_count():
         mean.add(BlockState({"decoder/a": torch.ones(3)}, {"decoder/a": {"w": torch.Size([3])}}), 5)
     assert mean.weights == {"decoder/a": 1}
     assert torch.equal(mean.result()["decoder/a"], torch.zeros(2))
+
+
+def test_parameters_that_were_exchanged_are_found(network):
+    block = network.blocks["encoder/text"]
+    BlockState.extract(network.blocks)
+    sevens = {key: torch.full_like(value, 7.0) for key, value in block.state_dict().items()}
+    block.load_state_dict(sevens, assign=True)
+    state = BlockState.extract(network.blocks, ["encoder/text"])
+    assert (state["encoder/text"] == 7).all()
+    BlockState({"encoder/text": state["encoder/text"] - 4}, state.shapes).load_into(network.blocks)
+    assert all((p == 3).all() for p in block.parameters())

@@ -328,19 +328,19 @@ def _lay_flat(blocks: nn.ModuleDict, name: str) -> tuple[Tensor, Shapes]:
     if name not in blocks:
         raise TapflError(f"the network has no block '{name}'" + nearest(name, blocks))
     block = blocks[name]
-    laid: tuple[Tensor, Shapes, list[nn.Parameter]] | None = block.__dict__.get("_laid_flat")
-    if laid is None or not _lies_in(laid[0], laid[2]):
-        parameters = dict(sorted(block.named_parameters()))
+    parameters = dict(sorted(block.named_parameters()))
+    laid: tuple[Tensor, Shapes] | None = block.__dict__.get("_laid_flat")
+    if laid is None or not _lies_in(laid[0], parameters.values()):
         flat = torch.cat([p.detach().reshape(-1) for p in parameters.values()])
         pieces = torch.split(flat, [p.numel() for p in parameters.values()])
         for parameter, piece in zip(parameters.values(), pieces, strict=True):
             parameter.data = piece.view(parameter.shape)
-        laid = flat, {key: p.shape for key, p in parameters.items()}, list(parameters.values())
+        laid = flat, {key: p.shape for key, p in parameters.items()}
         block.__dict__["_laid_flat"] = laid
-    return laid[0], laid[1]
+    return laid
 
 
-def _lies_in(flat: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+def _lies_in(flat: Tensor, parameters: Iterable[nn.Parameter]) -> bool:
     at = flat.data_ptr()
     for parameter in parameters:
         if parameter.data_ptr() != at or parameter.dtype != flat.dtype:

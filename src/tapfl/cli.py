@@ -108,10 +108,13 @@ def _run(options: argparse.Namespace) -> None:
     if options.preset is None and not (options.resume and options.out):
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
     if options.preset is None:
-        if options.overrides or options.seed is not None or options.compile:
-            raise TapflError("run --resume: the run keeps its configuration; leave --set, --seed "
-                             "and --compile away")
+        if options.overrides or options.seed is not None:
+            raise TapflError("run --resume: the run keeps its configuration; leave --set and "
+                             "--seed away")
         config = stored_config(options.out)
+        if options.compile:
+            speed = config.speed.model_copy(update={"compile": True})
+            config = config.model_copy(update={"speed": speed})
     else:
         more = [] if options.seed is None else [f"seed={options.seed}"]
         more += ["speed.compile=true"] if options.compile else []

@@ -86,6 +86,50 @@ def test_moments_do_not_pass_from_client_to_client(method):
     same(train(method, other, shared), alone)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_only_the_named_blocks_train(method, graphs):
+    client = method.context.federation.find("news")
+    stepper = Played(method.network, method.context.config.train, graphs)
+    method.initial.load_into(method.network.blocks)
+    method.network.__dict__["_stepper"] = stepper
+    local_training(method.context, method.network, client, ["decoder/agnews"], steps=5, lr=1e-2,
+                   round_=0, role="test")
+    now = BlockState.extract(method.network.blocks)
+    moved = {name for name in now if not torch.equal(now[name], method.initial[name])}
+    assert moved == {"decoder/agnews"}
+
+
+def test_gradients_of_another_layout_move_the_right_elements(method):
+    stepper = Stepper(method.network, method.context.config.train)
+    stepper.restart(["decoder/agnews"], 1e-2)
+    weight = max(stepper.parameters, key=lambda p: p.numel())
+    before, gradient = weight.detach().clone(), torch.zeros_like(weight)
+    gradient[0, 1] = 1.0
+    weight.grad = gradient.T.contiguous().T
+    assert weight.grad.stride() != weight.stride()
+    stepper.move(stepper.parameters)
+    moved = (weight - before * (1 - 1e-2 * stepper.config.weight_decay)).abs() > 1e-4
+    assert moved.nonzero().tolist() == [[0, 1]]
+
+
+def test_without_memory_for_recordings_steps_are_plain(method):
+    client = method.context.federation.find("news")
+    config = method.context.config.train
+
+    class Full(Played):
+        def _record(self, body, parts):
+            raise torch.cuda.OutOfMemoryError("no memory")
+
+    full = Full(method.network, config, graphs=True)
+    same(train(method, client, full), train(method, client, Stepper(method.network, config)))
+    assert not full._records
+
+
+def test_a_copied_network_has_no_recordings(method):
+    method.context.stepper(method.network)
+    assert copy.deepcopy(method.network).__dict__["_stepper"] is None
+
+
 # Minibatches of rounded shapes, as a GPU gets them
 
 def test_rounded_minibatches_lose_the_same(method):

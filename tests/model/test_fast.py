@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tapfl.config import SpeedConfig
 from tapfl.model import fast
-from tapfl.model.layer import TransformerLayer
+from tapfl.model.layer import MOST_COLUMNS, TransformerLayer
 from tapfl.model.network import build_network
 from tests.conftest import FLAVA, TASKS, make_batch, randomize, tiny_config
 
@@ -86,8 +86,20 @@ def test_checkpointing_gives_the_same_gradients():
             torch.testing.assert_close(found[1][name], gradient, msg=name)
 
 
+def test_checkpointing_of_ranks_that_the_kernels_leave_alone():
+    network = randomize(build_network(tiny(lora={"expert_rank": 65, "dropout": 0.5}), TASKS))
+    network.train()
+    batch, found = make_batch(TASKS["news"]), []
+    for checkpointing in (False, True):
+        for layer in layers(network):
+            layer.checkpointing = checkpointing
+        found.append(passes(network, "news", batch, True)[1])
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, msg=name)
+
+
 def test_large_ranks_and_other_layers_go_the_plain_way():
-    config = tiny(lora={"expert_rank": fast.MOST_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
+    config = tiny(lora={"expert_rank": MOST_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
     network = randomize(build_network(config, TASKS)).eval()
     batch = make_batch(TASKS["news"])
     plain, _ = passes(network, "news", batch, False)
@@ -121,6 +133,17 @@ def test_another_network_on_the_base_leaves_packed_weights_in_place():
     assert (layer.packed()[0].chunk(3)[1] == 3).all()
     network.foundation.to(torch.bfloat16)
     assert layer.packed()[0].dtype == torch.bfloat16
+
+
+def test_weights_that_train_are_never_packed_for_good():
+    layer = layers(build_network(tiny(), TASKS))[0]
+    x = torch.randn(2, 5, 32)
+    layer(x)
+    layer.requires_grad_(True)
+    with torch.no_grad():
+        layer(x)
+    layer(x).sum().backward()
+    assert layer.query.weight.grad is not None
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")

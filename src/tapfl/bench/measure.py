@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 import torch
 
-from tapfl.config import Config, check
+from tapfl.config import Config
 from tapfl.errors import TapflError
+from tapfl.reading import check
 
 T = TypeVar("T")
 
@@ -79,13 +80,6 @@ def matmul_rate(device: str, dtype: torch.dtype | None = None, size: int | None 
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * size**3 / timed(lambda: torch.mm(a, b, out=out), device, repeats=20, warmup=5)
-
-
-def copy_rate(device: str, nbytes: int) -> float:
-    """Return the bytes/s of copying a tensor of ``nbytes``, those read and those written."""
-    source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * nbytes / timed(lambda: target.copy_(source), device, repeats=20, warmup=3)
 
 
 def peak_memory(device: str) -> int:

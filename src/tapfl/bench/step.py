@@ -64,7 +64,9 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
 def prepare(config: Config, device: str, quick: bool, batch: int | None,
             compile: bool) -> Context:
     """Return an experiment to measure, with one client of every kind."""
-    values: dict[str, Any] = {"federation.groups": 1, "speed.compile": compile}
+    values: dict[str, Any] = {"federation.groups": 1}
+    if compile:
+        values["speed.compile"] = True
     small = 4 if quick else SMALL_BATCH if device == "cpu" else None
     if batch or small:
         values["train.batch_size"] = batch or small

@@ -55,7 +55,8 @@ class Texts:
         """Move the tensors to a device."""
         self.ids, self.sizes = self.ids.to(device), self.sizes.to(device)
 
-    def rows(self, rows: Rows, index: Tensor, rounded: bool) -> tuple[Tensor, Tensor | None]:
+    def rows(self, rows: Rows, index: Tensor,
+             rounded: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the ids of some rows and where they are real (None: everywhere)."""
         lengths = self.lengths[rows]
         longest = int(lengths.max())

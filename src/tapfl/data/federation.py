@@ -13,10 +13,11 @@ from typing import Annotated, overload
 import numpy as np
 from pydantic import BeforeValidator, Field, PlainSerializer
 
-from tapfl.config import FederationConfig, Section, check, is_file, parse_yaml, read_text
+from tapfl.config import FederationConfig, Section
 from tapfl.data.batches import ClientData, Rows
 from tapfl.data.sources import Splits
 from tapfl.errors import TapflError, nearest
+from tapfl.reading import check, is_file, parse_yaml, read_text
 from tapfl.tasks import Task, check_name
 
 HINTS = 100  # clients that an unknown id is compared with

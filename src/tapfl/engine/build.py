@@ -35,7 +35,8 @@ def build(config: Config, device: str) -> tuple[Context, Any]:
 
 def _set_speed(foundation: Foundation, config: Config, device: str, clients: int) -> None:
     cuda = device.startswith("cuda")
-    if config.precision == "bf16" or (config.precision == "auto" and cuda):
+    native = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    if config.precision == "bf16" or (config.precision == "auto" and native):
         foundation.to(torch.bfloat16)
     if cuda:
         foundation.speed_up(config.speed, compiles(config, clients))

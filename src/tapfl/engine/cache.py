@@ -6,6 +6,7 @@ leaves memory before it is on disk: a file that waits for its turn is not in the
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections import OrderedDict
@@ -142,13 +143,14 @@ class WriteBehind:
         while (job := self._next()) is not None:
             path, entry = job
             try:
-                self._write(path, self._on_cpu(entry), json.loads(entry.notes))
+                state = self._on_cpu(entry)
+                self._write(path, state, json.loads(entry.notes))
                 for old in entry.doomed:
                     old.unlink(missing_ok=True)
             except BaseException as error:  # whatever it is, the caller must hear of it
                 self._stop(error)
                 return
-            self._settle(path, entry)
+            self._settle(path, entry, state)
 
     def _next(self) -> tuple[Path, _Entry] | None:
         with self._lock:
@@ -162,11 +164,12 @@ class WriteBehind:
             self._busy, self._error = False, error
             self._changed.notify_all()
 
-    def _settle(self, path: Path, entry: _Entry) -> None:
+    def _settle(self, path: Path, entry: _Entry, state: BlockState) -> None:
         with self._lock:
             if self._waiting.get(path) is entry:  # else it was put again and is still to be written
                 self._waiting.drop(path)
-                self._written.add(path, entry)
+                # What is written stays in the host's memory: the GPU's is for computing.
+                self._written.add(path, dataclasses.replace(entry, state=state, ready=None))
                 self._evict()
             self._changed.notify_all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tapfl.config import Config, check
+from tapfl.config import Config
 from tapfl.data.federation import load_federation
 from tapfl.engine.build import WORTH_COMPILING, build
 from tapfl.engine.inprocess import Trajectory
@@ -22,6 +23,7 @@ from tapfl.engine.watch import Watch
 from tapfl.errors import TapflError
 from tapfl.federated.context import Context
 from tapfl.model.summary import parameters
+from tapfl.reading import check
 
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
@@ -58,6 +60,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
                 context.states, context.emit = store, events.emit
                 rows += Trajectory(each, context, store, events, tokenizer, out / "models",
                                    watch).run(resume)
+            _free(device)
     finally:
         watch.close()
         record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
@@ -70,6 +73,13 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
     write_results(out / "results.csv", rows)
     write_json(out / "run.json", record | {"finished": True})
     return rows
+
+
+def _free(device: str) -> None:
+    """Give back a finished method's network and recorded steps, which refer to each other."""
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
 
 
 def pick_device(device: str) -> str:
@@ -120,13 +130,13 @@ def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> d
                              "or choose another --out")
         before, now = stored_config(out).model_dump(), config.model_dump()
         for section, value in now.items():
-            if section != "speed" and before[section] != value:  # how fast is no part of what
+            if section not in ("speed", "checkpoint") and before[section] != value:
                 raise TapflError(f"{out}: this run was started with another '{section}' "
                                  f"({before[section]}); resume it without changing it")
         record: dict[str, Any] = json.loads((out / "run.json").read_text())
         if record.get("federation_sha256") != digest:
             raise TapflError(f"{out}: the federation file has changed since this run was started")
-        return record
+        return record | {"config": config.model_dump(mode="json")}
     empty = out.is_dir() and all(p.name.endswith(".partial") for p in out.iterdir())
     if resume and not empty:
         raise TapflError(f"{out}: no run to resume here (run.json is missing)")

@@ -64,10 +64,9 @@ class Context:
     @property
     def records(self) -> bool:
         """Whether steps are recorded as CUDA graphs."""
-        speed, ways = self.config.speed, self.foundation.ways
-        # Checkpointing puts torch's generator back for dropout, which a recording cannot.
-        replays = speed.checkpointing and (ways["plain"] or ways["compiled"])
-        return speed.graphs and self.device.startswith("cuda") and not replays
+        speed = self.config.speed
+        # Who asks for checkpointing is short of memory, and recordings take some of their own.
+        return speed.graphs and not speed.checkpointing and self.device.startswith("cuda")
 
     def network(self) -> Network:
         """Return a new network of all tasks on the shared base."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -53,10 +54,14 @@ class Stepper:
         self.network, self.config, self.graphs = network, config, graphs
         self._recorded: OrderedDict[Any, _Recorded | None] = OrderedDict()
         self._pool: Any = None
+        self._records = True  # until memory runs out
         self._optimizer: torch.optim.Optimizer | None = None
         self._lr = torch.zeros(())
         self._blocks: tuple[str, ...] = ()
         self.parameters: list[nn.Parameter] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a network has no recordings yet; it gets a stepper of its own."""
 
     def restart(self, blocks: Iterable[str], lr: float) -> None:
         """Begin a local training of some blocks."""
@@ -94,8 +99,25 @@ class Stepper:
         """
         if not self.graphs:
             return body(parts)
+        try:
+            return self._play(kind, body, parts)
+        except torch.cuda.OutOfMemoryError:
+            if not self._recorded:
+                raise
+        # Recordings keep their memory. Where it does not suffice for both, go on without them.
+        self.stop_recording()
+        return body(parts)
+
+    def stop_recording(self) -> None:
+        """Give back what the recordings hold; further steps are plain."""
+        self._recorded.clear()
+        self._pool, self._records = None, False
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _play(self, kind: Hashable, body: Body, parts: Sequence[Part]) -> Losses:
         key = (kind, self._blocks, _signature(parts))
-        if key not in self._recorded:
+        if key not in self._recorded or not self._records:
             # The first of its kind is an ordinary step: it also warms up whatever needs it.
             self._recorded[key] = None
             return body(parts)
@@ -118,12 +140,15 @@ class Stepper:
         self.move(parameters)
 
     def move(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Let the optimizer follow the gradients of these parameters, clipped."""
+        """Let the optimizer follow the gradients of these parameters alone, clipped."""
         assert self._optimizer is not None
         wanted = set(parameters)
-        for parameter in self.parameters:
+        for parameter in self.network.blocks.parameters():
             if parameter not in wanted:
                 parameter.grad = None
+            elif parameter.grad is not None and parameter.grad.stride() != parameter.stride():
+                # The fused optimizer goes over memory, not over elements.
+                parameter.grad = torch.empty_like(parameter).copy_(parameter.grad)
         nn.utils.clip_grad_norm_(parameters, self.config.clip)
         self._optimizer.step()
 

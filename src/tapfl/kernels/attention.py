@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 MOST_TOKENS = 256
 FEW_TOKENS = 128
+HOPPER = (9, 0)
 HEAD_SIZES = (16, 32, 64)
 # Sizes that change from batch to batch: kernels must not be compiled anew for each.
 SIZES = ("blocks", "batches", "tokens", "heads", "branches", "cut", "privates")
@@ -127,6 +128,7 @@ class Attention(torch.autograd.Function):
         ``mask (batch, tokens)`` is true on real tokens. Of the streams after branching, the first
         ``privates`` attend within a segment only: the tokens before ``cut``, or those after.
         """
+        qkv = qkv.contiguous()
         streams, batches, tokens, branches, packed = qkv.shape
         width, count = packed // 3, streams * branches
         ctx.arguments = _arguments(qkv, mask, heads, cut, privates)
@@ -159,7 +161,8 @@ class Attention(torch.autograd.Function):
 
 def _library_has(qkv: Tensor) -> bool:
     """Return whether cuDNN's forward pass is to be used: for many tokens nothing is faster."""
-    return qkv.is_cuda and qkv.dtype.itemsize == 2 and qkv.shape[2] > FEW_TOKENS
+    return (qkv.is_cuda and qkv.dtype.itemsize == 2 and qkv.shape[2] > FEW_TOKENS
+            and torch.cuda.get_device_capability(qkv.device) >= HOPPER)
 
 
 def _by_library(qkv: Tensor, heads: int) -> tuple[Tensor, Tensor]:
@@ -184,4 +187,4 @@ def _arguments(qkv: Tensor, mask: Tensor | None, heads: int, cut: int,
 
 
 def _bytes(mask: Tensor | None, otherwise: Tensor) -> Tensor:
-    return otherwise if mask is None else mask.view(torch.uint8)
+    return otherwise if mask is None else mask.contiguous().view(torch.uint8)

@@ -23,7 +23,7 @@ BACKWARD = {"few": (2, 4), "many": (16, 8)}
 def _norm_forward(x, y, s, h, mean, rstd, gamma, beta, rows, per_x, eps, W: tl.constexpr,
                   K: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, HAS_Y: tl.constexpr):
     stream = tl.program_id(1)
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     column = tl.arange(0, BW)
     inside = (row < rows)[:, None] & (column < W)[None, :]
     at = row[:, None] * W + column[None, :]
@@ -50,7 +50,7 @@ def _norm_backward(dh, dres, s, mean, rstd, gamma, a, seed, ds, rows, threshold,
                    USED: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr,
                    HAS_RES: tl.constexpr, DROP: tl.constexpr, SEGMENTS: tl.constexpr):
     stream = tl.program_id(1)
-    row = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
     column = tl.arange(0, BW)
     inside = (row < rows)[:, None] & (column < W)[None, :]
     at = row[:, None] * W + column[None, :]
@@ -98,6 +98,7 @@ class NormPrologue(torch.autograd.Function):
                 beta: Tensor, eps: float, columns: Columns | None, p: float,
                 seed: Tensor) -> tuple[Tensor, Tensor]:
         """Take ``x (Sx, rows, W)``, ``y (S, rows, W)``, ``a (S, used, W)``."""
+        x, y = x.contiguous(), None if y is None else y.contiguous()
         like = x if y is None else y
         streams, rows, width = like.shape
         k = width + (columns.total if columns else 0)

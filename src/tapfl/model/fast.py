@@ -18,7 +18,6 @@ from tapfl.model.layer import Keys, Packed, Residual, TransformerLayer, attend_p
 from tapfl.model.lora import Factors
 
 MOST_WIDTH = 1024  # a row of tokens is normalised in registers
-MOST_COLUMNS = 64  # of LoRA, for one branch; the kernels are made for small ranks
 
 
 def suits(layer: TransformerLayer) -> bool:
@@ -30,8 +29,6 @@ def suits(layer: TransformerLayer) -> bool:
 def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors | None,
            packed: Packed) -> Residual:
     """Self-attention: norm and LoRA's A in one pass, one product, attention, one product."""
-    if _too_many(lora):
-        return layer._attend(tokens, keys, lora, packed)
     streams, batch, length, width = tokens.shape
     s, h, branches, b = _normed(layer.norm1, tokens, lora)
     qkv = _linear(h, *packed, b).view(streams, batch, length, branches, 3 * width)
@@ -46,8 +43,6 @@ def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors 
 def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
                  down: Factors | None, adapter: Callable[[Tensor], Tensor] | None) -> Residual:
     """Feed-forward network: norm, product, GELU, product."""
-    if _too_many(up) or _too_many(down):
-        return layer._feed_forward(tokens, up, down, adapter)
     streams, batch, length, width = tokens.shape
     s, h, branches, b = _normed(layer.norm2, tokens, up)
     u = _linear(h, layer.up.weight, layer.up.bias, b)
@@ -57,10 +52,6 @@ def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
     out = _linear(h, layer.down.weight, layer.down.bias, b)
     out = out.view(streams * branches, batch, length, width)
     return Residual(s, out if adapter is None else adapter(out))
-
-
-def _too_many(lora: Factors | None) -> bool:
-    return lora is not None and lora.a.shape[1] > MOST_COLUMNS
 
 
 def _normed(norm: nn.LayerNorm, tokens: Residual,

@@ -29,6 +29,7 @@ from tapfl.model.weights import Source, flava_fields, one_line, seeded
 from tapfl.tasks import MODALITIES
 
 RANDOM = "random"
+AMPERE = (8, 0)  # the first GPUs that compute in bf16
 SHIPPED = "shipped"  # the mini foundation's weights, which come with the package
 RANDOM_SEED = 20250926  # a random base is the same in every process, as a downloaded one is
 
@@ -102,8 +103,10 @@ class Foundation(nn.Module):
 
 
 def _suits_kernels(layer: TransformerLayer) -> bool:
-    """Return whether there are kernels here for a layer; they need Triton."""
-    if importlib.util.find_spec("triton") is None:
+    """Return whether there are kernels here for a layer; they need Triton and bf16 units."""
+    if importlib.util.find_spec("triton") is None or torch.version.hip is not None:
+        return False
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < AMPERE:
         return False
     from tapfl.model import fast
 

@@ -8,7 +8,7 @@ LoRA and adapters. On a GPU the same steps run through the kernel room (``fast``
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ _POST_NORM = {"norm1": ("attention.output.LayerNorm", "sa_layer_norm"),
               "norm2": ("output.LayerNorm", "output_layer_norm")}
 
 
+MOST_COLUMNS = 64  # of LoRA, for one branch; the kernels are made for small ranks
 Packed = tuple[Tensor, Tensor | None]  # the weight and bias of query, key and value
 
 
@@ -145,15 +146,16 @@ class TransformerLayer(nn.Module):
 
     def packed(self) -> Packed:
         """Return query, key and value as one weight and bias; the library's become views of it."""
-        if self._packed is not None and (
+        parts = (self.query, self.key, self.value)
+        trains = any(p.weight.requires_grad for p in parts)  # in pre-training, with every step
+        if not trains and self._packed is not None and (
                 self._packed[0].data_ptr() == self.query.weight.data_ptr()):
             return self._packed  # neither moved nor cast since; recorded steps read it
-        parts = (self.query, self.key, self.value)
         weight = torch.cat(tuple(p.weight for p in parts))
         # Some models have no bias on the key, or none at all.
         biases = (weight.new_zeros(self.width) if p.bias is None else p.bias for p in parts)
         bias = None if self.query.bias is None else torch.cat(tuple(biases))
-        if not weight.requires_grad:  # in pre-training it changes with every step
+        if not trains:
             for index, part in enumerate(parts):
                 part.weight.data = weight.chunk(3)[index]
                 if bias is not None and part.bias is not None:
@@ -198,7 +200,8 @@ class TransformerLayer(nn.Module):
 
     def _run(self, step: str, tokens: Residual, *arguments: Any) -> Residual:
         """Do a step the way the layer is set to: through kernels, compiled, or as it is."""
-        function = functools.partial(self._way(step), self)
+        quick = self.fast and not _too_many_columns(arguments)
+        function = functools.partial(self._way(step, quick), self)
         if not self.checkpointing or not torch.is_grad_enabled():
             return function(tokens, *arguments)
 
@@ -208,10 +211,10 @@ class TransformerLayer(nn.Module):
 
         # The kernels draw dropout from seeds and need no generator to be put back.
         return Residual(*checkpoint(again, tokens.x, tokens.added, use_reentrant=False,
-                                    preserve_rng_state=not self.fast))
+                                    preserve_rng_state=not quick))
 
-    def _way(self, step: str) -> Callable[..., Residual]:
-        if self.fast:
+    def _way(self, step: str, quick: bool) -> Callable[..., Residual]:
+        if quick:
             from tapfl.model import fast
 
             ways: dict[str, Callable[..., Residual]] = {
@@ -225,6 +228,10 @@ class TransformerLayer(nn.Module):
             out = out * scale
         residual = Residual(x, out)
         return residual if self.pre_norm else Residual(norm(residual.total()))
+
+
+def _too_many_columns(arguments: Sequence[Any]) -> bool:
+    return any(isinstance(a, Factors) and a.a.shape[1] > MOST_COLUMNS for a in arguments)
 
 
 @functools.cache
