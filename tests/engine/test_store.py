@@ -428,7 +428,7 @@ def test_a_cpu_run_leaves_cuda_alone(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_states_on_a_gpu(tmp_path):
-    store = Store(tmp_path)
+    store = Store(tmp_path, device="cuda")
     for number in range(20):
         value_ = torch.zeros(100, device="cuda")
         torch.cuda._sleep(10_000_000)  # the value is not there yet when the thread wants it

@@ -41,7 +41,7 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
     if len(clients) % 2:
         clients.append(clients[-1])
     rows = []
-    with tempfile.TemporaryDirectory() as folder, Store(Path(folder)) as store:
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder), device=device) as store:
         events = EventLog(Path(folder) / "events.jsonl", Path(folder) / "own.jsonl")
         with contextlib.closing(events):
             context.states, context.emit = store, events.emit

@@ -53,11 +53,12 @@ class WriteBehind:
 
     The thread lives while there is something to write. An error ends it and is raised in the
     caller's thread by the next ``put``, ``flush`` or ``close``; what could not be written still
-    waits, and the call after that tries again. A state on a GPU stays there until it is evicted.
+    waits, and the call after that tries again. A state on a GPU stays there until it is written;
+    whoever gets it, gets it on ``device``.
     """
 
-    def __init__(self, limit: int, write: Write) -> None:
-        self._limit, self._write = limit, write
+    def __init__(self, limit: int, write: Write, device: str = "cpu") -> None:
+        self._limit, self._write, self._device = limit, write, torch.device(device)
         self._waiting, self._written = _Shelf(), _Shelf()
         # Always entered as the bare lock: Ctrl-C cannot fall between its acquisition and the body.
         self._lock = threading.RLock()
@@ -86,7 +87,11 @@ class WriteBehind:
             if entry is None and path in self._written:
                 self._written.move_to_end(path)
                 entry = self._written[path]
-        return None if entry is None else (entry.state.clone(), json.loads(entry.notes))
+        if entry is None:
+            return None
+        there = all(value.device.type == self._device.type for value in entry.state.values())
+        state = entry.state.clone() if there else entry.state.to(self._device)
+        return state, json.loads(entry.notes)
 
     def forget(self, paths: Iterable[Path]) -> None:
         """Make room in memory: nobody will ask for these files soon."""

@@ -54,7 +54,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
     try:
         for each in plans:
             folder = out / "state" / slug(each.federated)
-            with (Store(folder, config.checkpoint.cache_mb << 20) as store,
+            with (Store(folder, config.checkpoint.cache_mb << 20, device) as store,
                   contextlib.closing(EventLog(out / "events.jsonl",
                                               folder / "events.jsonl")) as events):
                 context.states, context.emit = store, events.emit

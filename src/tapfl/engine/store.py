@@ -34,12 +34,13 @@ class Store:
     context manager it closes itself; after an error it drops what no checkpoint refers to yet.
     """
 
-    def __init__(self, folder: Path, cache_bytes: int = 4 << 30) -> None:
+    def __init__(self, folder: Path, cache_bytes: int = 4 << 30, device: str = "cpu") -> None:
         self.folder = folder
         self.round = -1  # the last completed round; client files of later rounds do not count
         self._committed = [c["round"] for c in self._checkpoints()]
         self._known: dict[Path, list[int]] = {}  # the versions in a client's folder, once looked up
-        self._files = WriteBehind(cache_bytes, write_state)
+        self._files = WriteBehind(cache_bytes, write_state, device)
+        self._device = device
 
     def __enter__(self) -> Self:
         return self
@@ -64,7 +65,8 @@ class Store:
         if not versions:
             return None
         path = _file(folder, versions[-1])
-        return self._files.get(path) or (BlockState.load(path), BlockState.read_notes(path))
+        return self._files.get(path) or (BlockState.load(path).to(self._device),
+                                         BlockState.read_notes(path))
 
     def save(self, owner: str, client: str, round_: int, state: BlockState,
              notes: Mapping[str, Any]) -> None:

@@ -1,0 +1,59 @@
+"""Whole runs on a GPU: the fast ways give the same as the plain ones. Skipped where there is none."""
+
+import json
+
+import pytest
+import torch
+
+from tapfl.engine.run import run
+from tests.conftest import FLAVA
+from tests.experiment import read_events, tiny_experiment
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def experiment(folder, **sections):
+    folder.mkdir(parents=True, exist_ok=True)
+    # Heads of 16, which the kernels know; more steps, so that steps are recorded and played.
+    architecture = {**FLAVA, "vocab_size": 600, "num_attention_heads": 2}
+    return tiny_experiment(folder, **{
+        "foundation": {"architecture": architecture}, "lora": {"dropout": 0.2},
+        "train": {"local_steps": 6, "rounds": 4}, "post": {"steps": 6},
+        "methods": ["fedavg", "tap", "disentafl", "feddat", "perfedavg"], **sections})
+
+
+def losses(folder):
+    return [loss for e in read_events(folder, "round") for _, loss in sorted(e["losses"].items())]
+
+
+def test_the_same_seed_gives_the_same_results(tmp_path):
+    config = experiment(tmp_path)
+    rows = [run(config, tmp_path / name, device="cuda") for name in ("a", "b")]
+    assert rows[0] == rows[1]
+    computing = json.loads((tmp_path / "a" / "run.json").read_text())["computing"]
+    assert computing["dtype"] == "bfloat16"
+    assert computing["graphs"]
+    assert computing["layers"]["plain"] == 0
+
+
+def test_recorded_steps_and_plain_ones_agree(tmp_path):
+    run(experiment(tmp_path), tmp_path / "played", device="cuda")
+    run(experiment(tmp_path, speed={"graphs": False}), tmp_path / "plain", device="cuda")
+    assert losses(tmp_path / "played") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+def test_half_precision_follows_full_precision(tmp_path):
+    run(experiment(tmp_path, lora={"dropout": 0.0}), tmp_path / "fast", device="cuda")
+    for name, sections in (("plain", {"speed": {"kernels": False}}), ("full", {"precision": "fp32"})):
+        run(experiment(tmp_path, lora={"dropout": 0.0}, **sections), tmp_path / name,
+            device="cuda")
+    full = losses(tmp_path / "full")
+    assert losses(tmp_path / "fast") == pytest.approx(full, rel=0.05)
+    assert losses(tmp_path / "plain") == pytest.approx(full, rel=0.05)
+
+
+def test_images_that_do_not_fit_are_fetched(tmp_path):
+    resident = run(experiment(tmp_path), tmp_path / "resident", device="cuda")
+    fetched = run(experiment(tmp_path, speed={"resident_gb": 0.0}), tmp_path / "fetched",
+                  device="cuda")
+    assert resident == fetched
