@@ -75,27 +75,23 @@ def test_dropout_of_the_kernels_leaves_the_mean_alone():
 
 def test_checkpointing_gives_the_same_gradients():
     network = randomize(build_network(tiny(lora={"dropout": 0.3}), TASKS)).train()
-    batch = make_batch(TASKS["pets"])
     for quick in (False, True):
-        found = []
-        for checkpointing in (False, True):
-            for layer in layers(network):
-                layer.checkpointing = checkpointing
-            found.append(passes(network, "pets", batch, quick)[1])
-        for name, gradient in found[0].items():
-            torch.testing.assert_close(found[1][name], gradient, msg=name)
+        check_checkpointing(network, "pets", quick)
+
+
+def check_checkpointing(network, task, quick):
+    batch, found = make_batch(TASKS[task]), []
+    for checkpointing in (False, True):
+        for layer in layers(network):
+            layer.checkpointing = checkpointing
+        found.append(passes(network, task, batch, quick)[1])
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient, msg=name)
 
 
 def test_checkpointing_of_ranks_that_the_kernels_leave_alone():
     network = randomize(build_network(tiny(lora={"expert_rank": 65, "dropout": 0.5}), TASKS))
-    network.train()
-    batch, found = make_batch(TASKS["news"]), []
-    for checkpointing in (False, True):
-        for layer in layers(network):
-            layer.checkpointing = checkpointing
-        found.append(passes(network, "news", batch, True)[1])
-    for name, gradient in found[0].items():
-        torch.testing.assert_close(found[1][name], gradient, msg=name)
+    check_checkpointing(network.train(), "news", quick=True)
 
 
 def test_large_ranks_and_other_layers_go_the_plain_way():

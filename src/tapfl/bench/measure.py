@@ -5,9 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from tapfl.config import Config
+from tapfl.engine.record import memory
 from tapfl.errors import TapflError
 from tapfl.reading import check
 
@@ -85,15 +84,14 @@ def matmul_rate(device: str, dtype: torch.dtype | None = None, size: int | None 
 def peak_memory(device: str) -> int:
     """Return the most bytes this process has held: of the GPU's memory, or of the machine's."""
     if device.startswith("cuda"):
-        return torch.cuda.max_memory_allocated()
+        return memory(device)["peak_cuda"]
     status = Path("/proc/self/status")
     if status.is_file():
         # What getrusage tells of a new process begins with what its parent held.
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            * (1 if sys.platform == "darwin" else 1024))
+    return memory(device)["peak_rss"]
 
 
 def machine(device: str) -> dict[str, Any]:

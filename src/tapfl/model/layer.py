@@ -217,9 +217,8 @@ class TransformerLayer(nn.Module):
         if quick:
             from tapfl.model import fast
 
-            ways: dict[str, Callable[..., Residual]] = {
-                "attend": fast.attend, "feed_forward": fast.feed_forward}
-            return ways[step]
+            kernels: Callable[..., Residual] = getattr(fast, step)
+            return kernels
         plain: Callable[..., Residual] = getattr(TransformerLayer, f"_{step}")
         return _compiled(plain) if self.compiled else plain
 

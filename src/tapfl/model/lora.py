@@ -173,14 +173,10 @@ def attention_factors(modules: Modules, dtype: torch.dtype) -> tuple[Tensor, Ten
                   ALPHA_PER_RANK)
     width, rank = each.shape[1:]
     # (streams, segments, query or value, width, rank) -> (streams, 3 width, segments 2 rank)
-    each = each.view(len(modules), segments, 2, width, rank)
-    rows = torch.zeros(len(modules), 3, width, segments, 2, rank, dtype=dtype, device=a.device)
-    spread = each.permute(0, 2, 3, 1, 4)
-    b = torch.stack([
-        torch.stack([spread[:, 0], rows[:, 0, :, :, 0]], dim=3),
-        rows[:, 1],
-        torch.stack([rows[:, 2, :, :, 0], spread[:, 1]], dim=3),
-    ], dim=1)
+    query, value = each.view(len(modules), segments, 2, width, rank).permute(2, 0, 3, 1, 4)
+    zero = torch.zeros_like(query)
+    rows = [torch.stack(pair, dim=3) for pair in ((query, zero), (zero, zero), (zero, value))]
+    b = torch.stack(rows, dim=1)
     return a, b.reshape(len(modules), 3 * width, segments * 2 * rank)
 
 
