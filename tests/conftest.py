@@ -51,7 +51,8 @@ def randomize(network, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in network.blocks.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+            noise = torch.randn(parameter.shape, generator=generator) * 0.1
+            parameter.add_(noise.to(parameter.device))
     return network
 
 

@@ -11,9 +11,10 @@ from tapfl.config import SpeedConfig
 from tapfl.model import fast
 from tapfl.model.layer import MOST_COLUMNS, TransformerLayer
 from tapfl.model.network import build_network
-from tests.conftest import FLAVA, TASKS, make_batch, randomize, tiny_config
+from tests import conftest
+from tests.conftest import FLAVA, TASKS, randomize, tiny_config
 
-GPU = torch.cuda.is_available()
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def tiny(**sections):
@@ -21,6 +22,14 @@ def tiny(**sections):
     architecture = {**FLAVA, "num_attention_heads": 2}  # heads of 16, which the kernels know
     foundation = config.foundation.model_copy(update={"architecture": architecture})
     return config.model_copy(update={"foundation": foundation})
+
+
+def build(config, **options):
+    return build_network(config, TASKS, device=DEVICE, **options)
+
+
+def make_batch(task):
+    return conftest.make_batch(task).to(DEVICE)
 
 
 def layers(network):
@@ -44,7 +53,7 @@ def passes(network, task, batch, quick):
     ({}, "pets"), ({}, "vqa"), ({"backbone": {"layers_per_stage": 2}}, "vqa"),
     ({"backbone": {"kind": "standard"}}, "news")])
 def test_fast_equals_plain(sections, task):
-    network = randomize(build_network(tiny(**sections), TASKS)).eval()
+    network = randomize(build(tiny(**sections))).eval()
     assert all(fast.suits(layer) for layer in layers(network))
     batch = make_batch(TASKS[task])
     plain, plain_gradients = passes(network, task, batch, False)
@@ -56,7 +65,7 @@ def test_fast_equals_plain(sections, task):
 
 
 def test_dropout_of_the_kernels_leaves_the_mean_alone():
-    network = randomize(build_network(tiny(lora={"dropout": 0.3}), TASKS))
+    network = randomize(build(tiny(lora={"dropout": 0.3})))
     batch = make_batch(TASKS["news"])
     for layer in layers(network):
         layer.fast = True
@@ -74,7 +83,7 @@ def test_dropout_of_the_kernels_leaves_the_mean_alone():
 
 
 def test_checkpointing_gives_the_same_gradients():
-    network = randomize(build_network(tiny(lora={"dropout": 0.3}), TASKS)).train()
+    network = randomize(build(tiny(lora={"dropout": 0.3}))).train()
     for quick in (False, True):
         check_checkpointing(network, "pets", quick)
 
@@ -90,23 +99,23 @@ def check_checkpointing(network, task, quick):
 
 
 def test_checkpointing_of_ranks_that_the_kernels_leave_alone():
-    network = randomize(build_network(tiny(lora={"expert_rank": 65, "dropout": 0.5}), TASKS))
+    network = randomize(build(tiny(lora={"expert_rank": 65, "dropout": 0.5})))
     check_checkpointing(network.train(), "news", quick=True)
 
 
 def test_large_ranks_and_other_layers_go_the_plain_way():
     config = tiny(lora={"expert_rank": MOST_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
-    network = randomize(build_network(config, TASKS)).eval()
+    network = randomize(build(config)).eval()
     batch = make_batch(TASKS["news"])
     plain, _ = passes(network, "news", batch, False)
     quick, _ = passes(network, "news", batch, True)
     torch.testing.assert_close(quick, plain, atol=2e-5, rtol=2e-5)
-    pair = build_network(tiny_config("pair"), TASKS)  # BERT's layers have their norm after
+    pair = build(tiny_config("pair"))  # BERT's layers have their norm after
     assert not any(fast.suits(layer) for layer in pair.foundation.layers)
 
 
 def test_speed_is_set_on_half_precision_only():
-    foundation = build_network(tiny(), TASKS).foundation
+    foundation = build(tiny()).foundation
     assert foundation.speed_up(SpeedConfig()).ways["kernels"] == 0
     foundation.to(torch.bfloat16)
     count = len(layers(foundation))
@@ -117,10 +126,10 @@ def test_speed_is_set_on_half_precision_only():
 def test_another_network_on_the_base_leaves_packed_weights_in_place():
     """A recorded step reads them where they were when it was recorded."""
     config = tiny()
-    network = build_network(config, TASKS)
+    network = build(config)
     layer = layers(network)[0]
     weight, bias = layer.packed()
-    build_network(config, TASKS, foundation=network.foundation)
+    build(config, foundation=network.foundation)
     assert layer.packed()[0] is weight
     assert layer.query.weight.data_ptr() == weight.data_ptr()
     assert layer.value.bias.data_ptr() == bias.chunk(3)[2].data_ptr()
@@ -132,8 +141,8 @@ def test_another_network_on_the_base_leaves_packed_weights_in_place():
 
 
 def test_weights_that_train_are_never_packed_for_good():
-    layer = layers(build_network(tiny(), TASKS))[0]
-    x = torch.randn(2, 5, 32)
+    layer = layers(build(tiny()))[0]
+    x = torch.randn(2, 5, 32, device=DEVICE)
     layer(x)
     layer.requires_grad_(True)
     with torch.no_grad():
@@ -145,8 +154,8 @@ def test_weights_that_train_are_never_packed_for_good():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
 @torch.no_grad()
 def test_compiled_equals_plain():
-    layer = layers(build_network(tiny(), TASKS))[0]
-    x = torch.randn(2, 5, 32)
+    layer = layers(build(tiny()))[0]
+    x = torch.randn(2, 5, 32, device=DEVICE)
     plain = layer(x)
     layer.compiled = True
     torch.testing.assert_close(layer(x), plain)
