@@ -118,11 +118,14 @@ class FederationConfig(Section):
 class DataConfig(Section):
     """Where samples come from, and how many each data set has for training and for the test.
 
-    ``miniature`` is the small world (1200 and 120 unless said otherwise). ``synthetic`` is noise in
-    the sizes of the paper's data sets, which a number can only make smaller: it measures speed.
+    ``miniature`` is the small world (1200 and 120 unless said otherwise). ``hub`` are the paper's
+    eight data sets, from the hub or from a ``folder`` that mirrors it (TAPFL_DATA by default);
+    ``synthetic`` is noise in their sizes, to measure speed. There a number only makes smaller. A
+    federation file may name data of its own, which need no source.
     """
 
-    source: Literal["miniature", "synthetic"] = "miniature"
+    source: Literal["miniature", "hub", "synthetic"] = "miniature"
+    folder: str | None = None
     train: int | None = Field(None, ge=1)
     test: int | None = Field(None, ge=1)
     seed: int = Field(0, ge=0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class TapflError(ValueError):
@@ -18,3 +19,16 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     known = sorted(choices)
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+@contextlib.contextmanager
+def one_line(message: str) -> Iterator[None]:
+    """Turn whatever a library raises into one line that begins with ``message``."""
+    try:
+        yield
+    except TapflError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise TapflError(f"{message} ({lines[0][:300] if lines else type(error).__name__})"
+                         ) from None

@@ -4,6 +4,7 @@ import pytest
 
 from tapfl.config import FederationConfig
 from tapfl.data.federation import Federation, layout_names, load_federation
+from tapfl.data.sources import Splits
 from tapfl.errors import TapflError
 
 
@@ -60,7 +61,7 @@ def _federation(groups, samples=120):
     """A federation whose data are numbers of samples and nothing else."""
     file = load_federation(FederationConfig(layout="flava"))
     splits = {task: (range(samples * groups), range(0)) for task in file.tasks}
-    return Federation(file, splits, FederationConfig(groups=groups), 1)
+    return Federation(file, Splits(splits), FederationConfig(groups=groups), 1)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 12])

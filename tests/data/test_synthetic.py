@@ -128,5 +128,5 @@ def test_a_round_on_synthetic_data(tmp_path):
 
 
 def test_a_source_must_be_known():
-    with pytest.raises(TapflError, match="'miniature' or 'synthetic'"):
+    with pytest.raises(TapflError, match="'miniature', 'hub' or 'synthetic'"):
         load_config("mini", ["data.source=real"])

@@ -82,11 +82,26 @@ class TaskData:
     answers: Texts | None = None
     references: list[str] | None = None  # the answers as written, for metrics
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    classes: tuple[str, ...] = ()  # the labels' names, where they have names
 
     def __len__(self) -> int:
         if self.images is not None:
             return len(self.images)
         return 0 if self.text is None else len(self.text.lengths)
+
+    def take(self, rows: Rows) -> TaskData:
+        """Return some samples, in this order, as a data set of their own."""
+        index = torch.from_numpy(rows)
+
+        def some(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[index.to(values.device)]
+
+        def texts(of: Texts | None) -> Texts | None:
+            return None if of is None else Texts(of.ids[index.to(of.ids.device)], of.lengths[rows])
+
+        references = None if self.references is None else [self.references[i] for i in rows]
+        return TaskData(self.task, some(self.images), texts(self.text), some(self.labels),
+                        texts(self.answers), references, self.device, self.classes)
 
     def to(self, device: torch.device | str, images_too: bool = True) -> TaskData:
         """Move the tensors to a device; large image sets may stay behind."""

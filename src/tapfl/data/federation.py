@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from importlib import resources
+from pathlib import Path
 from typing import Annotated, overload
 
 import numpy as np
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag
 
 from tapfl.config import FederationConfig, Section
 from tapfl.data.batches import ClientData, Rows
+from tapfl.data.custom import DataEntry, OwnData
+from tapfl.data.skew import deal
 from tapfl.data.sources import Splits
 from tapfl.errors import TapflError, nearest
 from tapfl.reading import check, is_file, parse_yaml, read_text
@@ -33,21 +36,35 @@ def _fraction(value: object) -> Fraction:
 
 
 Share = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
+# What a client holds of a task: a share of its data set, or data of its own.
+Holding = Annotated[
+    Annotated[Share, Tag("share")] | Annotated[DataEntry, Tag("data")],
+    Discriminator(lambda value: "data" if isinstance(value, dict | DataEntry) else "share")]
 
 
 class TaskEntry(Section):
-    """A task in a federation file."""
+    """A task in a federation file; ``classes`` is their number, or their names.
+
+    ``data`` is where its samples lie; without it they come from the configuration's source, or
+    every client that has the task brings its own.
+    """
 
     kind: str
     modalities: list[str]
-    classes: int = Field(0, ge=0, le=1_000_000)
+    classes: Annotated[int, Field(ge=0, le=1_000_000)] | list[str] = 0
+    data: DataEntry | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The classes' names, where they are given."""
+        return tuple(self.classes) if isinstance(self.classes, list) else ()
 
 
 class ClientEntry(Section):
-    """A kind of client: its name and, for each of its tasks, its share of the group's data."""
+    """A kind of client: its name and, for each of its tasks, its share or its own data."""
 
     name: str
-    tasks: dict[str, Share] = Field(min_length=1)
+    tasks: dict[str, Holding] = Field(min_length=1)
 
 
 class FederationFile(Section):
@@ -58,8 +75,19 @@ class FederationFile(Section):
 
     def task_table(self) -> dict[str, Task]:
         """Return the tasks by name."""
-        return {name: Task(name, e.kind, tuple(e.modalities), e.classes)
+        return {name: Task(name, e.kind, tuple(e.modalities),
+                           e.classes if isinstance(e.classes, int) else len(e.classes))
                 for name, e in self.tasks.items()}
+
+    def own_data(self, folder: Path) -> OwnData:
+        """Return which data the file names itself, by task and by client."""
+        clients: dict[str, dict[str, DataEntry]] = {}
+        for client in self.clients:
+            for task, holding in client.tasks.items():
+                if isinstance(holding, DataEntry):
+                    clients.setdefault(task, {})[client.name] = holding
+        return OwnData(folder, {n: e.names for n, e in self.tasks.items() if e.names},
+                       {n: e.data for n, e in self.tasks.items() if e.data}, clients)
 
 
 def layout_names() -> list[str]:
@@ -97,12 +125,21 @@ def _check_clients(federation: FederationFile) -> None:
         if client.name in seen:
             raise TapflError(f"client '{client.name}' is there twice")
         seen.add(client.name)
-        for task, share in client.tasks.items():
+        for task, holding in client.tasks.items():
             if task not in federation.tasks:
                 raise TapflError(f"client '{client.name}': unknown task '{task}'"
                                  + nearest(task, federation.tasks))
-            held[task] += share
+            held[task] += 0 if isinstance(holding, DataEntry) else holding
+    own = federation.own_data(Path())
+    for task, entry in federation.tasks.items():
+        if len(set(entry.names)) != len(entry.names):
+            raise TapflError(f"task '{task}': two classes have the same name")
+        if task in own.clients and (held[task] or task in own.tasks):
+            raise TapflError(f"task '{task}': either its clients bring data of their own, all of "
+                             "them, or they hold shares of one data set")
     for task, total in held.items():
+        if task in own.clients:
+            continue
         if total > 1:
             raise TapflError(f"task '{task}': the clients' shares add up to {total}, more than 1")
         if total == 0:
@@ -117,6 +154,7 @@ class Client:
     index: int
     tasks: tuple[str, ...]
     data: ClientData
+    tests: Mapping[str, Rows] = field(default_factory=dict)  # its rows of the tasks' test data
 
     @property
     def samples(self) -> int:
@@ -136,7 +174,8 @@ class Federation(Sequence[Client]):
         self._orders = {task: _rng(seed, "order", task).permutation(len(train))
                         for task, (train, _) in splits.items()}
         self._skewed = {task: self._skew(task) for task in splits
-                        if config.dirichlet is not None and self.tasks[task].is_classification}
+                        if config.dirichlet is not None and self.tasks[task].is_classification
+                        and task not in splits.held}
         self._check()
 
     def __len__(self) -> int:
@@ -158,7 +197,9 @@ class Federation(Sequence[Client]):
             kept = int(len(rows) * self.config.holdout)
             holdout.append((data, rows[:kept]))
             parts.append((data, rows[kept:]))
-        return Client(self.id_of(index), index, tuple(entry.tasks), ClientData(parts, holdout))
+        tests = {task: self._test_rows(index, task) for task in entry.tasks}
+        return Client(self.id_of(index), index, tuple(entry.tasks), ClientData(parts, holdout),
+                      tests)
 
     def id_of(self, index: int) -> str:
         """Return a client's id: its kind's name and, where there are several, its group."""
@@ -184,52 +225,54 @@ class Federation(Sequence[Client]):
         return (int(found[1]), found[2]) if found else (0, "")
 
     def _rows(self, index: int, task: str) -> Rows:
+        if task in self.splits.held:
+            return self.splits.held[task][self.file.clients[index].name][0]
         if task in self._skewed:
-            return self._skewed[task][index]
+            return self._skewed[task][0][index]
         start, stop = self._interval(index, task)
         order = self._orders[task]
         return order[int(start * len(order)):int(stop * len(order))]
+
+    def _test_rows(self, index: int, task: str) -> Rows:
+        """Return a client's own test data: all of it, unless clients' data differ in kind."""
+        if task in self.splits.held:
+            return self.splits.held[task][self.file.clients[index].name][1]
+        if task in self._skewed:
+            return self._skewed[task][1][index]
+        return np.arange(len(self.splits[task][1]))
 
     def _interval(self, index: int, task: str) -> tuple[Fraction, Fraction]:
         """Return the part of a data set that a client holds, of 0 to 1."""
         group, kind = divmod(index, len(self.file.clients))
         groups = self.config.groups
         start = group + self._starts[kind][task]
-        return start / groups, (start + self.file.clients[kind].tasks[task]) / groups
+        share = self.file.clients[kind].tasks[task]
+        assert isinstance(share, Fraction)
+        return start / groups, (start + share) / groups
 
-    def _skew(self, task: str) -> dict[int, Rows]:
-        """Deal every label's samples out by a Dirichlet draw around the clients' shares."""
+    def _skew(self, task: str) -> tuple[dict[int, Rows], dict[int, Rows]]:
+        """Return the rows of every client that holds a task: for training, and its own test."""
+        assert self.config.dirichlet is not None
         holders = [i for i in range(len(self))
                    if task in self.file.clients[i % len(self.file.clients)].tasks]
         widths = [self._interval(i, task) for i in holders]
-        shares = np.array([float(stop - start) for start, stop in widths])
-        rng = _rng(self.seed, "dirichlet", task)
-        order = self._orders[task]
-        labels = self.splits[task][0].labels
-        assert labels is not None
-        label_of = labels.cpu().numpy()[order]
-        dealt: dict[int, list[Rows]] = {i: [] for i in holders}
-        assert self.config.dirichlet is not None
-        for label in np.unique(label_of):
-            rows = order[label_of == label]
-            weights = rng.dirichlet(self.config.dirichlet * len(holders) * shares)
-            cuts = np.round(np.cumsum(weights)[:-1] * len(rows)).astype(int)
-            for holder, piece in zip(holders, np.split(rows, cuts), strict=True):
-                dealt[holder].append(piece)
-        # A client left with nothing takes a sample from the one that has most.
-        joined = {i: np.concatenate(pieces) for i, pieces in dealt.items()}
-        for i in holders:
-            if not len(joined[i]):
-                rich = max(holders, key=lambda j: len(joined[j]))
-                joined[i], joined[rich] = joined[rich][:1], joined[rich][1:]
-        return {i: rng.permutation(rows) for i, rows in joined.items()}
+        labels, test_labels = (data.labels.cpu().numpy() for data in self.splits[task]
+                               if data.labels is not None)
+        train, test = deal(
+            self._orders[task], labels, test_labels,
+            np.array([float(stop - start) for start, stop in widths]), self.config.dirichlet,
+            _rng(self.seed, "dirichlet", task))
+        return dict(zip(holders, train, strict=True)), dict(zip(holders, test, strict=True))
 
     def _check(self) -> None:
         """Refuse a federation in which somebody would hold nothing of a task."""
+        if self.splits.held and self.config.groups > 1:
+            raise TapflError(f"federation.groups: {self.config.groups} groups of clients cannot "
+                             "share the data that a client brings itself; expected 1")
         for kind, entry in enumerate(self.file.clients):
             for task, share in entry.tasks.items():
                 size = len(self._orders[task])
-                if size * share < self.config.groups:
+                if isinstance(share, Fraction) and size * share < self.config.groups:
                     raise TapflError(
                         f"federation.groups: {self.config.groups} groups are too many for the "
                         f"{size} samples of '{task}': client '{self.id_of(kind)}' would have none")
@@ -250,7 +293,7 @@ def _starts(file: FederationFile) -> list[dict[str, Fraction]]:
     for entry in file.clients:
         starts.append({task: held[task] for task in entry.tasks})
         for task, share in entry.tasks.items():
-            held[task] += share
+            held[task] += share if isinstance(share, Fraction) else 0
     return starts
 
 

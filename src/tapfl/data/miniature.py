@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -35,32 +34,8 @@ from tapfl.data.drawing import (
     texture,
     tint,
 )
+from tapfl.data.samples import Samples
 from tapfl.errors import TapflError, nearest
-
-
-@dataclass
-class Samples:
-    """Raw samples of one split: pictures, texts, labels or answers, as the task has them."""
-
-    images: NDArray[np.uint8] | None = None  # (N, 3, 64, 64)
-    texts: list[str] | None = None
-    labels: list[int] | None = None
-    answers: list[str] | None = None
-    classes: tuple[str, ...] = field(default=())
-
-    def __len__(self) -> int:
-        for values in (self.images, self.texts):
-            if values is not None:
-                return len(values)
-        return 0
-
-    def slice(self, start: int, stop: int) -> Samples:
-        """Return samples ``start`` to ``stop``."""
-        def cut(values: Any) -> Any:
-            return None if values is None else values[start:stop]
-
-        return Samples(cut(self.images), cut(self.texts), cut(self.labels), cut(self.answers),
-                       self.classes)
 
 
 def generate(name: str, train: int, test: int, seed: int) -> tuple[Samples, Samples]:

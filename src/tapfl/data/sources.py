@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from tapfl.config import Config, DataConfig
-from tapfl.data import miniature, synthetic
-from tapfl.data.batches import TaskData, Texts
+from tapfl.data import custom, hub, miniature, synthetic
+from tapfl.data.batches import Rows, TaskData, Texts
+from tapfl.data.custom import OwnData
+from tapfl.data.prepare import Listener, Silent, joined
+from tapfl.data.samples import Samples
 from tapfl.errors import TapflError
 from tapfl.tasks import Task
 
-Splits = dict[str, tuple[TaskData, TaskData]]
+Pair = tuple[TaskData, TaskData]
+
+
+class Splits(dict[str, Pair]):
+    """Training and test data of every task.
+
+    ``held`` tells which rows of the two belong to a client, for tasks whose clients bring data of
+    their own.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.held: dict[str, dict[str, tuple[Rows, Rows]]] = {}
 
 
 def load_data(config: Config, tasks: Mapping[str, Task], tokenizer: Any, max_text: int,
-              device: str = "cpu", resident_bytes: float = float("inf")) -> Splits:
-    """Return ``{task: (train, test)}``, tokenized with the foundation's tokenizer.
+              device: str = "cpu", resident_bytes: float = float("inf"),
+              own: OwnData | None = None, listener: Listener | None = None) -> Splits:
+    """Return the splits of every task, tokenized with the foundation's tokenizer.
 
     Images go to the device as long as they take no more than ``resident_bytes`` there.
     """
-    load = SOURCES[config.data.source]
-    splits: Splits = {}
+    load = _Loader(config.data, tokenizer, max_text, device, own or OwnData(),
+                   listener or Silent())
+    splits = Splits()
     for name, task in tasks.items():
-        splits[name] = load(config.data, task, tokenizer, max_text, device)
+        splits[name], held = load(task)
+        if held:
+            splits.held[name] = held
         for data in splits[name]:
             resident_bytes -= data.image_bytes
             data.to(device, images_too=resident_bytes >= 0)
@@ -34,21 +55,71 @@ def load_data(config: Config, tasks: Mapping[str, Task], tokenizer: Any, max_tex
     return splits
 
 
-def _miniature(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
-               device: str) -> tuple[TaskData, TaskData]:
+@dataclasses.dataclass(frozen=True)
+class _Loader:
+    """Finds the samples of a task: the clients' own, the file's own, or the source's."""
+
+    config: DataConfig
+    tokenizer: Any
+    max_text: int
+    device: str
+    own: OwnData
+    listener: Listener
+
+    def __call__(self, task: Task) -> tuple[Pair, dict[str, tuple[Rows, Rows]]]:
+        own = self.own
+        if task.name in own.clients:
+            pairs = {client: self._entry(task, entry)
+                     for client, entry in own.clients[task.name].items()}
+            train, test = (joined((pair[i] for pair in pairs.values()),
+                                  self.tokenizer.pad_token_id) for i in range(2))
+            return (train, test), _held(pairs)
+        if task.name in own.tasks:
+            return self._entry(task, own.tasks[task.name]), {}
+        return SOURCES[self.config.source](self, task), {}
+
+    def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:
+        names = self.own.names.get(task.name, ())
+        train, test = custom.load(entry, task, names, self.own.folder, self.config.seed,
+                                  self.tokenizer, self.max_text, self.listener)
+        if names:
+            train, test = (dataclasses.replace(d, classes=names) for d in (train, test))
+        return train, test
+
+
+def _held(pairs: Mapping[str, Pair]) -> dict[str, tuple[Rows, Rows]]:
+    """Return every client's rows of the joined data."""
+    held, starts = {}, [0, 0]
+    for client, pair in pairs.items():
+        rows = [np.arange(start, start + len(data))
+                for start, data in zip(starts, pair, strict=True)]
+        held[client] = (rows[0], rows[1])
+        starts = [start + len(data) for start, data in zip(starts, pair, strict=True)]
+    return held
+
+
+def _miniature(load: _Loader, task: Task) -> Pair:
+    config = load.config
     made = miniature.generate(task.name, config.train or 1200, config.test or 120, config.seed)
     _check(task, made[0])
-    train, test = (_tensors(task, part, tokenizer, max_text) for part in made)
+    train, test = (_tensors(task, part, load.tokenizer, load.max_text) for part in made)
     return train, test
 
 
-# From a data configuration, a task, a tokenizer, the longest text and a device to both splits.
-SOURCES: dict[str, Callable[[DataConfig, Task, Any, int, str], tuple[TaskData, TaskData]]] = {
-    "miniature": _miniature, "synthetic": synthetic.generate}
+def _synthetic(load: _Loader, task: Task) -> Pair:
+    return synthetic.generate(load.config, task, load.tokenizer, load.max_text, load.device)
 
 
-def _tensors(task: Task, samples: miniature.Samples, tokenizer: Any, max_text: int) -> TaskData:
-    data = TaskData(task)
+def _hub(load: _Loader, task: Task) -> Pair:
+    return hub.load(load.config, task, load.tokenizer, load.max_text, load.listener)
+
+
+SOURCES: dict[str, Callable[[_Loader, Task], Pair]] = {
+    "miniature": _miniature, "hub": _hub, "synthetic": _synthetic}
+
+
+def _tensors(task: Task, samples: Samples, tokenizer: Any, max_text: int) -> TaskData:
+    data = TaskData(task, classes=samples.classes)
     if "image" in task.modalities and samples.images is not None:
         data.images = torch.from_numpy(samples.images)
     if "text" in task.modalities and samples.texts is not None:
@@ -61,7 +132,7 @@ def _tensors(task: Task, samples: miniature.Samples, tokenizer: Any, max_text: i
     return data
 
 
-def _check(task: Task, samples: miniature.Samples) -> None:
+def _check(task: Task, samples: Samples) -> None:
     """Compare what the federation file says of a task with what its data set is."""
     if task.is_classification and samples.labels is None:
         raise TapflError(f"task '{task.name}': the miniature data set has no labels")

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from tapfl.config import Config
-from tapfl.data.federation import Federation, load_federation
+from tapfl.data.custom import OwnData
+from tapfl.data.federation import Federation, FederationFile, load_federation
 from tapfl.data.sources import load_data
+from tapfl.engine.watch import Watch
 from tapfl.federated.context import Context
 from tapfl.model.foundation import Foundation, build_foundation, load_tokenizer
 
@@ -18,8 +20,8 @@ WORTH_COMPILING = 5000  # steps: below, compiling takes longer than it saves
 RESIDENT_SHARE = 0.4  # of the GPU's memory, for images
 
 
-def build(config: Config, device: str) -> tuple[Context, Any]:
-    """Return the experiment and its tokenizer."""
+def build(config: Config, device: str, watch: Watch | None = None) -> tuple[Context, Any]:
+    """Return the experiment and its tokenizer; ``watch`` is told of data being prepared."""
     file = load_federation(config.federation)
     tasks = file.task_table()
     modalities = sorted({m for task in tasks.values() for m in task.modalities})
@@ -28,9 +30,15 @@ def build(config: Config, device: str) -> tuple[Context, Any]:
     _set_speed(foundation, config, device, config.federation.groups * len(file.clients))
     tokenizer = load_tokenizer(config.foundation)
     splits = load_data(config, tasks, tokenizer, foundation.max_text, device,
-                       resident_bytes(config, device))
+                       resident_bytes(config, device), own_data(config, file), watch)
     federation = Federation(file, splits, config.federation, config.seed)
     return Context(config, federation, foundation, device), tokenizer
+
+
+def own_data(config: Config, file: FederationFile) -> OwnData:
+    """Return which data the federation file names; its paths begin in its folder."""
+    named = config.federation.file
+    return file.own_data(Path(named).parent if named else Path())
 
 
 def _set_speed(foundation: Foundation, config: Config, device: str, clients: int) -> None:

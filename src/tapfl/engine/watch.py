@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 class Watch:
     """Told of everything that happens; shows nothing."""
 
+    def data(self, name: str, done: int, total: int) -> None:
+        """So many rows of a data set are decoded and tokenized; the next start finds them so."""
+
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
         """A federated run begins or goes on; so many rounds are behind it."""
 

@@ -22,10 +22,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tapfl.config import FoundationConfig, SpeedConfig
-from tapfl.errors import TapflError, nearest
+from tapfl.errors import TapflError, nearest, one_line
 from tapfl.model.encoder import Encoder, ImageEmbedding, TextEmbedding
 from tapfl.model.layer import TransformerLayer
-from tapfl.model.weights import Source, flava_fields, one_line, seeded
+from tapfl.model.weights import Source, flava_fields, seeded
 from tapfl.tasks import MODALITIES
 
 RANDOM = "random"

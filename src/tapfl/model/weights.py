@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tapfl.errors import TapflError, nearest
+from tapfl.errors import TapflError, nearest, one_line
 
 _FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
                 "max_position_embeddings": "text"}
@@ -139,19 +139,6 @@ def seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(state)
-
-
-@contextlib.contextmanager
-def one_line(message: str) -> Iterator[None]:
-    """Turn whatever a library raises into one line that begins with ``message``."""
-    try:
-        yield
-    except TapflError:
-        raise
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        raise TapflError(f"{message} ({lines[0][:300] if lines else type(error).__name__})"
-                         ) from None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,145 @@
+"""A user's own data: where a task's or a client's samples lie, told in the federation file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from tapfl.config import Section
+from tapfl.data.batches import TaskData
+from tapfl.data.prepare import Listener, Recipe, prepare
+from tapfl.data.table import Row, Table, file_table, hub_table
+from tapfl.errors import TapflError, nearest
+from tapfl.tasks import TEXT_GENERATION, Task
+
+FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+class DataEntry(Section):
+    """Samples in local files or on the hub, and which columns they stand in.
+
+    ``path`` is a folder of pictures (one folder a class) or a CSV, JSON lines or parquet file,
+    beside the federation file; ``hub`` is an id there (with ``subset`` and ``split``). ``image``
+    and ``label`` name columns; ``text`` and ``answer`` name a column or are templates such as
+    ``"Question: {question}"``. ``test`` is the share kept for the test, or another path or split.
+    """
+
+    path: str | None = None
+    hub: str | None = None
+    subset: str | None = None
+    split: str = "train"
+    image: str = "image"
+    text: str = "text"
+    label: str = "label"
+    answer: str = "answer"
+    test: float | str = Field(0.2)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataEntry:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("expected either a path or a hub id")
+        if isinstance(self.test, float) and not 0 < self.test < 1:
+            raise ValueError("test: expected a share between 0 and 1, or a path or split")
+        return self
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """What a federation file tells of data: by task, or by task and client.
+
+    ``folder`` is where paths begin; ``names`` are the classes of a task, where they have names.
+    """
+
+    folder: Path = Path()
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    tasks: Mapping[str, DataEntry] = field(default_factory=dict)
+    clients: Mapping[str, Mapping[str, DataEntry]] = field(default_factory=dict)
+
+
+def load(entry: DataEntry, task: Task, names: tuple[str, ...], folder: Path, seed: int,
+         tokenizer: Any, max_text: int, listener: Listener) -> tuple[TaskData, TaskData]:
+    """Return both splits of an entry; ``names`` are the classes, where they have names."""
+    train = _table(entry, entry.path, entry.split, folder)
+
+    def read(table: Table) -> TaskData:
+        return prepare(task, _recipe(entry, task, names, table, folder), table, tokenizer,
+                       max_text, listener)
+
+    data = read(train)
+    if isinstance(entry.test, str):
+        if entry.path is not None and (folder / entry.test).exists():
+            return data, read(_table(entry, entry.test, "train", folder))
+        return data, read(_table(entry, entry.path, entry.test, folder))
+    order = np.random.default_rng(seed).permutation(len(data))
+    kept = max(1, round(len(order) * entry.test))
+    if kept >= len(order):
+        raise TapflError(f"{train.where}: {len(order)} sample(s) are too few for training and test")
+    return data.take(order[kept:]), data.take(order[:kept])
+
+
+def _table(entry: DataEntry, path: str | None, split: str, folder: Path) -> Table:
+    if entry.hub is not None:
+        return hub_table(entry.hub, split, entry.subset)
+    assert path is not None
+    place = folder / path
+    if place.suffix and not place.is_dir() and split != "train":
+        raise TapflError(f"{place}: a file has no split '{split}'; test: expected a share or "
+                         "another file")
+    if not place.exists():
+        raise TapflError(f"{place}: no such file or folder")
+    return file_table(place, split if place.is_dir() else None)
+
+
+def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table,
+            folder: Path) -> Recipe:
+    columns: list[str] = []
+
+    def words(template: str) -> Callable[[Row], str]:
+        fields = FIELD.findall(template) or [template]
+        columns.extend(fields)
+        if fields == [template]:
+            return lambda row: _text(row, template)
+        return lambda row: FIELD.sub(lambda found: _text(row, found[1]), template)
+
+    text = words(entry.text) if "text" in task.modalities else None
+    answer = words(entry.answer) if task.kind == TEXT_GENERATION else None
+    image = entry.image if "image" in task.modalities else None
+    label = None
+    if task.is_classification:
+        columns.append(entry.label)
+        label = _labels(entry.label, names, table)
+    if image:
+        columns.append(image)
+    key = "own " + entry.model_dump_json(include={"image", "text", "label", "answer"})
+    base = folder / entry.path if entry.path else folder
+    return Recipe(f"{key} {names}", tuple(dict.fromkeys(columns)), image, text, label, answer,
+                  folder=base.parent)
+
+
+def _text(row: Row, column: str) -> str:
+    if row[column] is None:
+        raise ValueError(f"column '{column}' is empty")
+    return str(row[column])
+
+
+def _labels(column: str, names: tuple[str, ...], table: Table) -> Callable[[Row], int]:
+    """Return how a label is read: its number, or its name among the classes."""
+    place = {name: number for number, name in enumerate(names)}
+
+    def read(row: Row) -> int:
+        value, written = row[column], table.class_names(column)
+        if written and names:  # the library numbers the folders of an image folder by their names
+            value = written[value]
+        if not names:
+            return int(value)
+        if str(value) not in place:
+            raise ValueError(f"label '{value}'" + nearest(str(value), names))
+        return place[str(value)]
+
+    return read

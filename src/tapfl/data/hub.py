@@ -1,0 +1,136 @@
+"""The paper's eight data sets, with the paper's conventions.
+
+Sizes are those of what is there: the full sets of the hub, or a mirror that holds a part of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tapfl.config import DataConfig
+from tapfl.data import templates
+from tapfl.data.batches import TaskData
+from tapfl.data.prepare import Listener, Recipe, joined, prepare
+from tapfl.data.table import Row, hub_table
+from tapfl.errors import TapflError, nearest
+from tapfl.tasks import IMAGE_GENERATION, Task
+
+TEST_SHARE = 5  # where there is one split, the last fifth of it, shuffled, is the test
+
+
+@dataclass(frozen=True)
+class HubSet:
+    """A data set of the hub: its splits, and the columns of a sample.
+
+    ``label`` is a column, counted from ``first_label``. ``words`` makes a row's text and answer
+    from some ``columns``; a task without answers leaves them empty.
+    """
+
+    id: str
+    train: str
+    test: str | None
+    subsets: tuple[str | None, ...] = (None,)
+    image: str | None = None
+    label: str | None = None
+    first_label: int = 0
+    columns: tuple[str, ...] = ()
+    words: Callable[[Row], tuple[str, str]] | None = None
+
+    def recipe(self, task: Task) -> Recipe:
+        """Return how its rows become samples of a task."""
+        words, label = self.words, self.label
+        columns = (*self.columns, *filter(None, (self.image, self.label)))
+        return Recipe(
+            task.name, columns, self.image,
+            (lambda row: words(row)[0]) if words and "text" in task.modalities else None,
+            (lambda row: int(row[label]) - self.first_label)
+            if label and task.is_classification else None,
+            (lambda row: words(row)[1]) if words and task.kind == "text_generation" else None,
+            labels=label)
+
+
+def _mmlu(row: Row) -> tuple[str, str]:
+    return templates.mmlu(row["subject"], row["question"], row["choices"], row["answer"])
+
+
+def _vqa(row: Row) -> tuple[str, str]:
+    return templates.vqa(row["question"], row["multiple_choice_answer"])
+
+
+def _commongen(row: Row) -> tuple[str, str]:
+    return templates.commongen(row["concepts"], row["target"])
+
+
+def _news(row: Row) -> tuple[str, str]:
+    return f"{row['title']} {row['description']}", ""
+
+
+SETS = {
+    "tiny-imagenet": HubSet("zh-plus/tiny-imagenet", "train", "valid", image="image",
+                            label="label"),
+    "cifar100": HubSet("uoft-cs/cifar100", "train", "test", image="img", label="fine_label"),
+    "fmnist": HubSet("zalando-datasets/fashion_mnist", "train", "test", image="image"),
+    "caltech256": HubSet("ilee0022/Caltech-256", "train", "test", image="image"),
+    "agnews": HubSet("sh0416/ag_news", "train", "test", label="label", first_label=1,
+                     columns=("title", "description"), words=_news),
+    # MMLU's own training split is another collection: it trains on `test`.
+    "mmlu": HubSet("cais/mmlu", "test", "validation",
+                   ("professional_law", "professional_medicine", "moral_scenarios"),
+                   columns=("subject", "question", "choices", "answer"), words=_mmlu),
+    "vqa": HubSet("merve/vqav2-small", "validation", None, image="image",
+                  columns=("question", "multiple_choice_answer"), words=_vqa),
+    "commongen": HubSet("allenai/common_gen", "train", "validation",
+                        columns=("concepts", "target"), words=_commongen),
+}
+
+
+def load(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
+         listener: Listener) -> tuple[TaskData, TaskData]:
+    """Return both splits of one of the eight."""
+    if task.name not in SETS:
+        raise TapflError(f"task '{task.name}': not one of the eight data sets"
+                         + nearest(task.name, SETS)
+                         + "; a task of your own has its data in the federation file")
+    found = SETS[task.name]
+    _check(task, found)
+    folder = config.folder or os.environ.get("TAPFL_DATA") or None
+
+    def split(name: str) -> TaskData:
+        return joined((prepare(task, found.recipe(task), hub_table(found.id, name, subset, folder),
+                               tokenizer, max_text, listener) for subset in found.subsets),
+                      tokenizer.pad_token_id)
+
+    train = split(found.train)
+    if found.test is not None:
+        train, test = train, split(found.test)
+    else:
+        order = np.random.default_rng(config.seed).permutation(len(train))
+        cut = len(order) - len(order) // TEST_SHARE
+        train, test = train.take(order[:cut]), train.take(order[cut:])
+    return at_most(train, config.train, config.seed), at_most(test, config.test, config.seed)
+
+
+def at_most(data: TaskData, limit: int | None, seed: int) -> TaskData:
+    """Return all samples, or so many drawn from them."""
+    if limit is None or limit >= len(data):
+        return data
+    drawn = np.random.default_rng([seed, len(data)]).permutation(len(data))[:limit]
+    return data.take(np.sort(drawn))
+
+
+def _check(task: Task, found: HubSet) -> None:
+    """Compare what the federation file says of a task with what its data set is."""
+    has = {"image": found.image is not None, "text": found.words is not None}
+    for modality in task.modalities:
+        if not has[modality]:
+            raise TapflError(f"task '{task.name}': {found.id} has no {modality}s")
+    if task.is_classification and found.label is None:
+        raise TapflError(f"task '{task.name}': {found.id} has no labels to classify by")
+    writes = found.words is not None and found.label is None
+    if not (task.is_classification or task.kind == IMAGE_GENERATION or writes):
+        raise TapflError(f"task '{task.name}': {found.id} has no answers to learn to write")

@@ -1,0 +1,133 @@
+"""Tables: rows with named columns, from the hub, from a mirror of it, or from local files.
+
+The datasets library reads them. It is imported when rows are needed, not before: what was prepared
+earlier is found by the table's digest alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapfl.errors import TapflError, one_line
+
+Row = dict[str, Any]
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+CHUNK = 256  # rows at a time
+
+
+@dataclass(frozen=True)
+class Table:
+    """``where`` names it in messages; ``digest`` tells its content apart from any other."""
+
+    where: str
+    digest: str
+    load: Callable[[], Any]
+
+    @functools.cached_property
+    def rows(self) -> Any:
+        """The table as the datasets library has it, pictures as stored bytes."""
+        datasets = _library()
+        with one_line(f"{self.where}: cannot read this data set"):
+            found = self.load()
+            for name, feature in found.features.items():
+                if isinstance(feature, datasets.Image):
+                    found = found.cast_column(name, datasets.Image(decode=False))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def need(self, columns: Sequence[str]) -> None:
+        """Refuse a table that lacks a column."""
+        there = self.rows.column_names
+        for name in columns:
+            if name not in there:
+                raise TapflError(f"{self.where}: column '{name}' is missing; "
+                                 f"there are: {', '.join(there)}")
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Return the names of a label column, where the table has them."""
+        return tuple(getattr(self.rows.features.get(column), "names", None) or ())
+
+    def chunks(self) -> Iterator[tuple[int, list[Row]]]:
+        """Go through the rows: the first one's number, and some hundred of them."""
+        for start in range(0, len(self), CHUNK):
+            columns = self.rows[start:start + CHUNK]
+            names = list(columns)
+            yield start, [dict(zip(names, values, strict=True))
+                          for values in zip(*columns.values(), strict=True)]
+
+
+def hub_table(id_: str, split: str, subset: str | None = None,
+              folder: str | Path | None = None) -> Table:
+    """Return a data set of the hub, or of a folder that mirrors it: ``folder/owner/name``."""
+    if not HUB_ID.fullmatch(id_):
+        raise TapflError(f"'{id_}' is not a hub id; expected owner/name")
+    where = " ".join(filter(None, (id_, subset, split)))
+    if folder is None:
+        rows = _load(where, id_, subset, split=split)
+        return Table(where, f"hub:{rows._fingerprint}", lambda: rows)
+    local = Path(folder) / id_
+    if not local.is_dir():
+        raise TapflError(f"{folder}: holds no folder '{id_}'; expected a mirror of hub ids "
+                         "(--data DIR or TAPFL_DATA)")
+    return Table(where, f"{subset}/{split}:{content(local)}",
+                 lambda: _load(where, str(local), subset, split=split))
+
+
+def file_table(path: Path, split: str | None = None) -> Table:
+    """Return a CSV, JSON lines or parquet file, or a folder of pictures, one folder a class."""
+    where = str(path)
+    if path.is_dir():
+        return Table(where, f"{split}:{content(path)}",
+                     lambda: _load(where, "imagefolder", data_dir=str(path),
+                                   split=split or "train"))
+    if path.suffix.lower() not in FORMATS:
+        raise TapflError(f"{path}: expected a folder of pictures or one of "
+                         + ", ".join(sorted(FORMATS)))
+    if not path.is_file():
+        raise TapflError(f"{path}: no such file")
+    options: dict[str, Any] = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
+    return Table(where, content(path), lambda: _load(
+        where, FORMATS[path.suffix.lower()], data_files={"all": str(path)}, split="all", **options))
+
+
+def content(path: Path) -> str:
+    """Return a checksum of a file, or of all files below a folder and their names."""
+    files = [path] if path.is_file() else sorted(
+        p for p in path.rglob("*")
+        if p.is_file() and not any(w.startswith(".") for w in p.relative_to(path).parts))
+    whole = hashlib.sha256()
+    with ThreadPoolExecutor() as pool, one_line(f"{path}: cannot read this"):
+        for file, digest in zip(files, pool.map(_checksum, files), strict=True):
+            whole.update(f"{file.relative_to(path)} {digest}\n".encode())
+    return whole.hexdigest()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
+
+
+def _load(where: str, *arguments: Any, **options: Any) -> Any:
+    datasets = _library()
+    with one_line(f"{where}: cannot read this data set"):
+        return datasets.load_dataset(*arguments, **options)
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError:
+        raise TapflError("real data needs the datasets library: "
+                         "pip install 'tapfl[data]'") from None
+    datasets.disable_progress_bars()
+    return datasets
