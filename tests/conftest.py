@@ -1,8 +1,13 @@
 """Tiny models and batches, the same for every test."""
 
 import os
+import shutil
+import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# What tests prepare and fetch stays out of the user's caches.
+os.environ["TAPFL_CACHE"] = tempfile.mkdtemp(prefix="tapfl-tests-")
+os.environ["HF_DATASETS_CACHE"] = os.environ["TAPFL_CACHE"] + "/datasets"
 
 import pytest
 import torch
@@ -76,6 +81,13 @@ def make_batch(task, size=3, text_length=7, answer_length=6, seed=0):
     if task.kind == "text_generation":
         batch.answer, batch.answer_mask = ragged(answer_length)
     return batch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache():
+    folder = os.environ["TAPFL_CACHE"]
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

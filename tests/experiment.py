@@ -9,6 +9,7 @@ from tapfl.engine.inprocess import Trajectory
 from tapfl.engine.record import EventLog
 from tapfl.engine.registry import plan
 from tapfl.engine.store import Store
+from tapfl.evaluation.evaluate import Evaluator
 from tests.conftest import FLAVA
 
 FEDERATION = """
@@ -56,7 +57,8 @@ def trajectory(config, folder, names=None):
     store = Store(folder / "state")
     context.states, context.emit = store, events.emit
     (each,) = plan(names or config.methods)
-    return Trajectory(each, context, store, events, tokenizer, folder / "models")
+    return Trajectory(each, context, store, events,
+                      Evaluator(tokenizer, config.evaluation), folder / "models")
 
 
 def read_events(folder, event=None):

@@ -3,6 +3,8 @@
     import tapfl
     config = tapfl.load_config("quickstart", ["train.rounds=10"])
     rows = tapfl.run(config, "runs/mine")
+    model = tapfl.load("runs/mine", client="g0-1")
+    print(model.predict("agnews", text="shares rise after the merger"))
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["TapflError", "__version__", "load_config", "run"]
+__all__ = ["TapflError", "__version__", "export", "load", "load_config", "run"]
 
-_HOMES = {"run": "tapfl.engine.run", "load_config": "tapfl.config", "TapflError": "tapfl.errors"}
+_HOMES = {"run": "tapfl.engine.run", "load_config": "tapfl.config", "TapflError": "tapfl.errors",
+          "load": "tapfl.use.load", "export": "tapfl.use.export"}
 
 
 def __getattr__(name: str) -> Any:

@@ -53,8 +53,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_presets, _add_show, _add_validate, _add_model, _add_pretrain,
-                add_bench):
+    for add in (_add_run, _add_predict, _add_export, _add_presets, _add_show, _add_validate,
+                _add_model, _add_pretrain, _add_setup_metrics, add_bench):
         add(verbs)
     return parser
 
@@ -89,6 +89,9 @@ def _add_run(verbs: Verbs) -> None:
     _add_config(verb, optional=True)
     verb.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/PRESET)")
     verb.add_argument("--seed", type=int, metavar="N", help="the experiment's seed")
+    verb.add_argument("--data", metavar="DIR",
+                      help="a folder that mirrors the hub's data sets, DIR/owner/name "
+                           "(TAPFL_DATA by default; without either, the hub itself)")
     verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
     verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
     verb.add_argument("--compile", action="store_true",
@@ -119,6 +122,11 @@ def _run(options: argparse.Namespace) -> None:
         more = [] if options.seed is None else [f"seed={options.seed}"]
         more += ["speed.compile=true"] if options.compile else []
         config = load_config(options.preset, [*options.overrides, *more])
+    if options.data:
+        if not Path(options.data).is_dir():
+            raise TapflError(f"--data {options.data}: no such folder")
+        data = config.data.model_copy(update={"folder": options.data})
+        config = config.model_copy(update={"data": data})
     out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
     watch = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
     try:
@@ -150,6 +158,73 @@ def _folder(folder: Path, resume: bool) -> Path:
 def _beside(preset: str | None) -> Path | None:
     """Return the folder of a configuration file: a user's own methods may stand in it."""
     return Path(preset).parent if preset and Path(preset).is_file() else None
+
+
+def _add_client(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("run_folder", type=Path, metavar="RUN",
+                      help="the folder of a complete run, or of an exported model")
+    verb.add_argument("--client", metavar="ID", help="whose model, e.g. g0-1")
+    verb.add_argument("--model", default="personal", metavar="personal|federated",
+                      help="the client's own model (TAP's, if the run has it) or the federated one")
+    verb.add_argument("--method", metavar="NAME", help="one of the run's methods, by its name")
+
+
+def _add_predict(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "predict", _predict, "let a client's model answer",
+        "Let a client's model answer: a label with probabilities, a text, or a picture that is\n"
+        "written to --out. One input by --image and --text, or a file of many.\n"
+        "A CSV or JSON lines file has the columns 'image' and 'text', or those that the task's\n"
+        "template names; the answers are put beside them.",
+        ["tapfl predict runs/quickstart --client g0-1 --task agnews --text 'shares rise'",
+         "tapfl predict runs/quickstart --client g0-4 --task vqa --image a.png --text 'how many?'",
+         "tapfl predict runs/quickstart --client g0-1 --task agnews --file in.csv --out out.csv"])
+    _add_client(verb)
+    verb.add_argument("--task", required=True, metavar="TASK", help="one of the client's tasks")
+    verb.add_argument("--image", type=Path, metavar="FILE", help="a picture")
+    verb.add_argument("--text", metavar="TEXT", help="a text, a question, or concepts")
+    verb.add_argument("--file", type=Path, metavar="FILE", help="a .csv or .jsonl of many inputs")
+    verb.add_argument("--out", type=Path, metavar="FILE", help="where to write")
+    verb.add_argument("--json", action="store_true", help="print one answer as JSON")
+    verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+
+
+def _predict(options: argparse.Namespace) -> None:
+    from tapfl.use.command import run_predict
+
+    run_predict(options)
+
+
+def _add_export(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "export", _export, "write a client's model as files to take away",
+        "Write a client's model into a new folder: its blocks as safetensors, a model card with\n"
+        "the client's own results, the encoders' LoRA in the format of the peft library.\n"
+        "tapfl.load(DIR) and 'tapfl predict DIR' read it back.",
+        ["tapfl export runs/quickstart --client g0-7 --out g0-7",
+         "tapfl predict g0-7 --task agnews --text 'shares rise'"])
+    _add_client(verb)
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from tapfl.use.command import run_export
+
+    run_export(options)
+
+
+def _add_setup_metrics(verbs: Verbs) -> None:
+    _verb(verbs, "setup-metrics", _setup_metrics, "fetch what the metrics of text need",
+          "Fetch WordNet for METEOR, and tell which model BERTScore will use here.",
+          ["tapfl setup-metrics"])
+
+
+def _setup_metrics(options: argparse.Namespace) -> None:
+    from tapfl.evaluation.bertscore import usual_model
+    from tapfl.evaluation.meteor import fetch_wordnet
+
+    print(f"meteor: WordNet in {fetch_wordnet()}")
+    print(f"bertscore: {usual_model()}")
 
 
 def _add_presets(verbs: Verbs) -> None:

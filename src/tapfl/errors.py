@@ -28,7 +28,10 @@ def one_line(message: str) -> Iterator[None]:
         yield
     except TapflError:
         raise
-    except Exception as error:
+    except Exception as raised:
+        error: BaseException = raised
+        while error.__cause__ is not None:  # a library's own words may only say that it failed
+            error = error.__cause__
         lines = str(error).strip().splitlines()
         raise TapflError(f"{message} ({lines[0][:300] if lines else type(error).__name__})"
                          ) from None

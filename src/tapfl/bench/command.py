@@ -55,9 +55,10 @@ BENCHMARKS = (
               ("tapfl bench evaluate", "tapfl bench evaluate flava --samples 500",
                "tapfl bench evaluate mini --set evaluation.batch_size=32"), ("samples",)),
     Benchmark("data", "loading data sets and drawing minibatches",
-              "Time making and tokenizing every data set, and drawing minibatches from it.",
+              "Time making and tokenizing every data set, loading it again, and drawing\n"
+              "minibatches from it.",
               ("tapfl bench data", "tapfl bench data --set data.train=500",
-               "tapfl bench data flava --set data.source=synthetic")),
+               "tapfl bench data flava --set data.source=hub --set data.folder=DIR")),
 )
 
 
@@ -156,8 +157,8 @@ def _run(benchmark: Benchmark, options: argparse.Namespace) -> None:
 def configure(preset: str, overrides: list[str]) -> tuple[Config, list[str]]:
     """Return a configuration that can be measured here, and what was changed for it.
 
-    A shipped preset gets random weights in place of downloaded ones, and synthetic data where its
-    layout is not the miniature world's; what the user sets stays.
+    A shipped preset gets random weights in place of downloaded ones, and synthetic data in place
+    of the hub's; what the user sets stays.
     """
     from tapfl.config import load_config, preset_names
 
@@ -170,8 +171,9 @@ def configure(preset: str, overrides: list[str]) -> tuple[Config, list[str]]:
         more.append("foundation.weights=random")
         notes.append(f"Random weights in place of {config.foundation.weights}: "
                      "they are as fast or slow.")
-    if not _sets(overrides, "data.source") and (
-            config.federation.file is None and config.federation.layout != "miniature"):
+    if not _sets(overrides, "evaluation.metrics"):
+        more.append("evaluation.metrics=[token_f1]")  # the model is measured, not the metrics
+    if not _sets(overrides, "data.source") and config.data.source == "hub":
         more.append("data.source=synthetic")
         notes.append("Synthetic data in the sizes of the paper's.")
     return load_config(preset, [*overrides, *more]), notes

@@ -1,7 +1,11 @@
-"""How long data sets take to make, and minibatches to draw."""
+"""How long data sets take to make, at first and again, and minibatches to draw."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -12,33 +16,51 @@ from tapfl.config import Config
 from tapfl.data.batches import ClientData, TaskData
 from tapfl.data.federation import load_federation
 from tapfl.data.sources import load_data
+from tapfl.engine.build import own_data
 from tapfl.model.foundation import build_foundation, load_tokenizer
 
-COLUMNS = ["data set", "samples", "load s", "samples/s", "minibatch ms"]
+COLUMNS = ["data set", "samples", "load s", "samples/s", "again s", "minibatch ms"]
 
 
 def run(config: Config, device: str, quick: bool = False) -> Report:
     """Load every task's data set, then draw minibatches of its training data, training nothing."""
     if quick:
         config = changed(config, {"data.train": 32, "data.test": 8})
-    tasks = load_federation(config.federation).task_table()
+    file = load_federation(config.federation)
     tokenizer = load_tokenizer(config.foundation)
     limit = build_foundation(config.foundation, layers_per_stage=config.backbone.layers_per_stage,
                              device="meta").max_text
     torch.zeros(1, device=device)  # a GPU's start is not the first data set's fault
     rows = []
-    for name, task in tasks.items():
-        splits, seconds = once(
-            partial(load_data, config, {name: task}, tokenizer, limit, device), device)
-        train, test = splits[name]
-        count = len(train) + len(test)
-        rows.append({"data set": name, "samples": count, "load s": seconds,
-                     "samples/s": count / seconds,
-                     "minibatch ms": 1e3 * _draw(train, config, device, 3 if quick else 50)})
+    with _empty_cache():
+        for name, task in file.task_table().items():
+            load = partial(load_data, config, {name: task}, tokenizer, limit, device,
+                           own=own_data(config, file))
+            splits, seconds = once(load, device)
+            _, again = once(load, device)
+            train, test = splits[name]
+            count = len(train) + len(test)
+            rows.append({"data set": name, "samples": count, "load s": seconds,
+                         "samples/s": count / seconds, "again s": again,
+                         "minibatch ms": 1e3 * _draw(train, config, device, 3 if quick else 50)})
     return Report("data: loading data sets and drawing minibatches",
                   {"source": config.data.source, "batch size": config.train.batch_size},
-                  COLUMNS, rows, "Samples of both splits; minibatches from one client that holds "
-                  "all training data.")
+                  COLUMNS, rows, "Samples of both splits, and a second time: real data are "
+                  "prepared once. Minibatches from one client that holds all training data.")
+
+
+@contextlib.contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Begin without anything prepared, and leave the user's cache alone."""
+    before = os.environ.get("TAPFL_CACHE")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TAPFL_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TAPFL_CACHE")
+            if before is not None:
+                os.environ["TAPFL_CACHE"] = before
 
 
 def _draw(train: TaskData, config: Config, device: str, steps: int) -> float:

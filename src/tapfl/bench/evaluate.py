@@ -7,7 +7,7 @@ from functools import partial
 from tapfl.bench.measure import Report, changed, timed
 from tapfl.config import Config
 from tapfl.engine.build import build
-from tapfl.evaluation.evaluate import evaluate
+from tapfl.evaluation.evaluate import Evaluator
 
 COLUMNS = ["task", "kind", "samples", "seconds", "samples/s"]
 NO_MORE = {"federation.groups": 1, "federation.holdout": 0, "federation.dirichlet": None,
@@ -21,10 +21,10 @@ def run(config: Config, device: str, quick: bool = False, samples: int | None = 
     settings = {"evaluation.max_new_tokens": 4} if quick else {}
     config = changed(config, {**NO_MORE, "data.test": wanted, **settings})
     context, tokenizer = build(config, device)
-    network = context.network()
+    network, evaluate = context.network(), Evaluator(tokenizer, config.evaluation, device)
     rows = []
     for name, (_, data) in context.federation.splits.items():
-        seconds = timed(partial(evaluate, network, data, tokenizer, config.evaluation), device,
+        seconds = timed(partial(evaluate, network, data), device,
                         repeats=1 if quick else 3, warmup=0 if quick else 1)
         rows.append({"task": name, "kind": data.task.kind, "samples": len(data),
                      "seconds": seconds, "samples/s": len(data) / seconds})

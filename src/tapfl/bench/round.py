@@ -19,6 +19,7 @@ from tapfl.engine.record import EventLog
 from tapfl.engine.registry import plan
 from tapfl.engine.store import Store
 from tapfl.errors import TapflError
+from tapfl.evaluation.evaluate import Evaluator
 from tapfl.federated import method as federated
 from tapfl.personal import tap
 
@@ -46,7 +47,8 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
         with contextlib.closing(events):
             context.states, context.emit = store, events.emit
             (each,) = plan(["tap"])
-            run_ = Trajectory(each, context, store, events, None, Path(folder) / "models")
+            run_ = Trajectory(each, context, store, events, Evaluator(None, config.evaluation),
+                              Path(folder) / "models")
             for pair in zip(clients[::2], clients[1::2], strict=True):
                 _round(run_, pair, 0)
                 _round(run_, pair, 1)

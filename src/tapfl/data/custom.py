@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from tapfl.config import Section
 from tapfl.data.batches import TaskData
-from tapfl.data.prepare import Listener, Recipe, prepare
+from tapfl.data.prepare import Preparation, Recipe
 from tapfl.data.table import Row, Table, file_table, hub_table
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import TEXT_GENERATION, Task
@@ -62,14 +62,15 @@ class OwnData:
     clients: Mapping[str, Mapping[str, DataEntry]] = field(default_factory=dict)
 
 
-def load(entry: DataEntry, task: Task, names: tuple[str, ...], folder: Path, seed: int,
-         tokenizer: Any, max_text: int, listener: Listener) -> tuple[TaskData, TaskData]:
-    """Return both splits of an entry; ``names`` are the classes, where they have names."""
+def load(entry: DataEntry, task: Task, own: OwnData, seed: int,
+         preparation: Preparation) -> tuple[TaskData, TaskData]:
+    """Return both splits of an entry."""
+    names, folder = own.names.get(task.name, ()), own.folder
     train = _table(entry, entry.path, entry.split, folder)
 
     def read(table: Table) -> TaskData:
-        return prepare(task, _recipe(entry, task, names, table, folder), table, tokenizer,
-                       max_text, listener)
+        recipe = _recipe(entry, task, names, table, folder)
+        return dataclasses.replace(preparation.prepare(task, recipe, table), classes=names)
 
     data = read(train)
     if isinstance(entry.test, str):

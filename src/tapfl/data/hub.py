@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tapfl.config import DataConfig
 from tapfl.data import templates
 from tapfl.data.batches import TaskData
-from tapfl.data.prepare import Listener, Recipe, joined, prepare
+from tapfl.data.prepare import Preparation, Recipe, joined
 from tapfl.data.table import Row, hub_table
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import IMAGE_GENERATION, Task
@@ -89,8 +88,8 @@ SETS = {
 }
 
 
-def load(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
-         listener: Listener) -> tuple[TaskData, TaskData]:
+def load(config: DataConfig, task: Task,
+         preparation: Preparation) -> tuple[TaskData, TaskData]:
     """Return both splits of one of the eight."""
     if task.name not in SETS:
         raise TapflError(f"task '{task.name}': not one of the eight data sets"
@@ -101,13 +100,13 @@ def load(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
     folder = config.folder or os.environ.get("TAPFL_DATA") or None
 
     def split(name: str) -> TaskData:
-        return joined((prepare(task, found.recipe(task), hub_table(found.id, name, subset, folder),
-                               tokenizer, max_text, listener) for subset in found.subsets),
-                      tokenizer.pad_token_id)
+        tables = (hub_table(found.id, name, subset, folder) for subset in found.subsets)
+        return joined((preparation.prepare(task, found.recipe(task), table) for table in tables),
+                      preparation.tokenizer.pad_token_id)
 
     train = split(found.train)
     if found.test is not None:
-        train, test = train, split(found.test)
+        test = split(found.test)
     else:
         order = np.random.default_rng(config.seed).permutation(len(train))
         cut = len(order) - len(order) // TEST_SHARE

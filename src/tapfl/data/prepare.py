@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import io
+import json
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -55,29 +58,40 @@ class Recipe:
     folder: Path | None = None
 
 
-def prepare(task: Task, recipe: Recipe, table: Table, tokenizer: Any, max_text: int,
-            listener: Listener) -> TaskData:
-    """Return a table's samples, from the cache where they are there."""
-    key = {"version": VERSION, "recipe": recipe.key, "table": table.digest, "side": SIDE,
-           "kind": task.kind, "modalities": task.modalities, "classes": task.classes,
-           "tokenizer": tokenizer.backend_tokenizer.to_str(), "max_text": max_text}
-    tensors, notes = cached(
-        key, lambda: _Maker(task, recipe, table, tokenizer, max_text, listener).make(),
-        listener.say)
-    if notes["broken"]:
-        named = "; ".join(f"row {i}: {why}" for i, why in notes["broken"][:NAMED])
-        listener.say(f"{table.where}: {len(notes['broken'])} of {notes['rows']} rows are broken "
-                     f"and left out ({named}{'; …' if len(notes['broken']) > NAMED else ''})")
-    return _task_data(task, tensors, notes)
+@dataclass(frozen=True)
+class Preparation:
+    """Prepares tables for one tokenizer, whose texts have at most so many tokens."""
+
+    tokenizer: Any
+    max_text: int
+    listener: Listener
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A checksum of the tokenizer; how it was last used to cut or pad is not part of it."""
+        settings = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        del settings["truncation"], settings["padding"]
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+
+    def prepare(self, task: Task, recipe: Recipe, table: Table) -> TaskData:
+        """Return a table's samples, from the cache where they are there."""
+        key = {"version": VERSION, "recipe": recipe.key, "table": table.digest, "side": SIDE,
+               "kind": task.kind, "modalities": task.modalities, "classes": task.classes,
+               "tokenizer": self.fingerprint, "max_text": self.max_text}
+        tensors, notes = cached(key, _Maker(task, recipe, table, self).make, self.listener.say)
+        if notes["broken"]:
+            named = "; ".join(f"row {i}: {why}" for i, why in notes["broken"][:NAMED])
+            more = "; …" if len(notes["broken"]) > NAMED else ""
+            self.listener.say(f"{table.where}: {len(notes['broken'])} of {notes['rows']} rows are "
+                              f"broken and left out ({named}{more})")
+        return _task_data(task, tensors, notes)
 
 
 class _Maker:
     """Turns one table into tensors."""
 
-    def __init__(self, task: Task, recipe: Recipe, table: Table, tokenizer: Any, max_text: int,
-                 listener: Listener) -> None:
-        self.task, self.recipe, self.table = task, recipe, table
-        self.tokenizer, self.max_text, self.listener = tokenizer, max_text, listener
+    def __init__(self, task: Task, recipe: Recipe, table: Table, setting: Preparation) -> None:
+        self.task, self.recipe, self.table, self.setting = task, recipe, table, setting
         self.images: list[NDArray[np.uint8]] = []
         self.values: dict[str, list[Any]] = {"text": [], "answer": [], "label": []}
         self.kept, self.broken = 0, list[tuple[int, str]]()
@@ -91,7 +105,7 @@ class _Maker:
             for start, rows in self.table.chunks():
                 for number, found in enumerate(pool.map(self._sample, rows), start):
                     self._keep(number, found)
-                self.listener.data(self.table.where, start + len(rows), total)
+                self.setting.listener.data(self.table.where, start + len(rows), total)
         if 2 * len(self.broken) > total:
             number, why = self.broken[0]
             raise TapflError(f"{self.table.where}: {len(self.broken)} of {total} rows are broken; "
@@ -134,7 +148,8 @@ class _Maker:
             tensors["images"] = torch.from_numpy(np.stack(self.images))
         for name in ("text", "answer"):
             if self.values[name]:
-                texts = Texts.of(self.values[name], self.tokenizer, self.max_text)
+                texts = Texts.of(self.values[name], self.setting.tokenizer,
+                                 self.setting.max_text)
                 tensors |= {f"{name}_ids": texts.ids, f"{name}_lengths": texts.sizes}
         if self.values["label"]:
             tensors["labels"] = torch.tensor(self.values["label"])
@@ -142,9 +157,11 @@ class _Maker:
 
 
 def picture(value: Any, folder: Path | None = None) -> NDArray[np.uint8]:
-    """Return a stored picture, or one in a file, as RGB ``(3, 64, 64)``."""
+    """Return a stored picture, one in a file, or one of PIL's, as RGB ``(3, 64, 64)``."""
     from PIL import Image
 
+    if isinstance(value, Image.Image):
+        return _pixels(value)
     data = value.get("bytes") if isinstance(value, dict) else value
     if isinstance(value, dict) and data is None:
         data = value.get("path")
@@ -152,8 +169,12 @@ def picture(value: Any, folder: Path | None = None) -> NDArray[np.uint8]:
         raise ValueError("no picture")
     source = io.BytesIO(data) if isinstance(data, bytes) else (folder or Path()) / data
     with Image.open(source) as image:
-        small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-    return np.asarray(small).transpose(2, 0, 1)
+        return _pixels(image)
+
+
+def _pixels(image: Any) -> NDArray[np.uint8]:
+    small = image.convert("RGB").resize((SIDE, SIDE), 2)  # bilinear
+    return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
 
 
 def _task_data(task: Task, tensors: dict[str, torch.Tensor], notes: dict[str, Any]) -> TaskData:

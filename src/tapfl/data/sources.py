@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from tapfl.config import Config, DataConfig
 from tapfl.data import custom, hub, miniature, synthetic
 from tapfl.data.batches import Rows, TaskData, Texts
 from tapfl.data.custom import OwnData
-from tapfl.data.prepare import Listener, Silent, joined
+from tapfl.data.prepare import Listener, Preparation, Silent, joined
 from tapfl.data.samples import Samples
 from tapfl.errors import TapflError
 from tapfl.tasks import Task
@@ -79,12 +80,12 @@ class _Loader:
         return SOURCES[self.config.source](self, task), {}
 
     def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:
-        names = self.own.names.get(task.name, ())
-        train, test = custom.load(entry, task, names, self.own.folder, self.config.seed,
-                                  self.tokenizer, self.max_text, self.listener)
-        if names:
-            train, test = (dataclasses.replace(d, classes=names) for d in (train, test))
-        return train, test
+        return custom.load(entry, task, self.own, self.config.seed, self.preparation)
+
+    @functools.cached_property
+    def preparation(self) -> Preparation:
+        """What turns tables into tensors."""
+        return Preparation(self.tokenizer, self.max_text, self.listener)
 
 
 def _held(pairs: Mapping[str, Pair]) -> dict[str, tuple[Rows, Rows]]:
@@ -111,7 +112,7 @@ def _synthetic(load: _Loader, task: Task) -> Pair:
 
 
 def _hub(load: _Loader, task: Task) -> Pair:
-    return hub.load(load.config, task, load.tokenizer, load.max_text, load.listener)
+    return hub.load(load.config, task, load.preparation)
 
 
 SOURCES: dict[str, Callable[[_Loader, Task], Pair]] = {

@@ -95,9 +95,10 @@ def file_table(path: Path, split: str | None = None) -> Table:
                          + ", ".join(sorted(FORMATS)))
     if not path.is_file():
         raise TapflError(f"{path}: no such file")
+    format_ = FORMATS[path.suffix.lower()]
     options: dict[str, Any] = {"sep": "\t"} if path.suffix.lower() == ".tsv" else {}
     return Table(where, content(path), lambda: _load(
-        where, FORMATS[path.suffix.lower()], data_files={"all": str(path)}, split="all", **options))
+        where, format_, data_files={"train": str(path)}, split="train", **options))
 
 
 def content(path: Path) -> str:

@@ -27,7 +27,7 @@ def build(config: Config, device: str, watch: Watch | None = None) -> tuple[Cont
     modalities = sorted({m for task in tasks.values() for m in task.modalities})
     foundation = build_foundation(config.foundation, modalities,
                                   config.backbone.layers_per_stage, device)
-    _set_speed(foundation, config, device, config.federation.groups * len(file.clients))
+    set_speed(foundation, config, device, config.federation.groups * len(file.clients))
     tokenizer = load_tokenizer(config.foundation)
     splits = load_data(config, tasks, tokenizer, foundation.max_text, device,
                        resident_bytes(config, device), own_data(config, file), watch)
@@ -41,7 +41,8 @@ def own_data(config: Config, file: FederationFile) -> OwnData:
     return file.own_data(Path(named).parent if named else Path())
 
 
-def _set_speed(foundation: Foundation, config: Config, device: str, clients: int) -> None:
+def set_speed(foundation: Foundation, config: Config, device: str, clients: int) -> None:
+    """Cast the base and set how its layers compute, as the configuration says."""
     cuda = device.startswith("cuda")
     native = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if config.precision == "bf16" or (config.precision == "auto" and native):

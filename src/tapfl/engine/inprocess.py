@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Client
 from tapfl.engine.record import EventLog, Row
 from tapfl.engine.registry import Plan
 from tapfl.engine.store import Store, slug, write_json, write_state
 from tapfl.engine.watch import Watch
-from tapfl.evaluation.evaluate import evaluate
+from tapfl.evaluation.evaluate import Evaluator, Scores
+from tapfl.evaluation.metrics import GENERAL
 from tapfl.federated.context import Context, Losses
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.server import Server, not_finite
@@ -31,7 +34,7 @@ class Trajectory:
     context: Context
     store: Store
     events: EventLog
-    tokenizer: Any
+    evaluate: Evaluator
     models: Path
     watch: Watch = field(default_factory=Watch)
 
@@ -42,7 +45,7 @@ class Trajectory:
         federation, config = self.context.federation, self.context.config
         self.server = Server(self.method.initial, len(federation), config.train.cohort,
                              config.seed)
-        self._common: dict[str, dict[str, float]] = {}
+        self._common: dict[str, Scores] = {}
         self._complete(-1)
 
     def _complete(self, round_: int) -> None:
@@ -151,9 +154,8 @@ class Trajectory:
         federation = self.context.federation
         rows: list[Row] = []
         folder = self.store.folder / "final"
-        if self.plan.plain:
-            write_state(self.models / slug(self.plan.plain) / "server.safetensors",
-                        self.server.blocks, {})
+        write_state(self.models / slug(self.plan.federated) / "server.safetensors",
+                    self.server.blocks, {})
         for index in range(len(federation)):
             path = folder / f"{federation.id_of(index)}.json"
             record = _recorded(path)
@@ -195,18 +197,23 @@ class Trajectory:
                     {"method": method})
 
     def _evaluate(self, method: str, client: Client, common: bool) -> list[Row]:
+        """Evaluate the model in the network on the client's test data, and on the others'."""
         rows = []
         for task in client.tasks:
             data = self.context.federation.splits[task][1]
-            if not common or task not in self._common:
-                values = evaluate(self.method.network, data, self.tokenizer,
-                                  self.context.config.evaluation)
+            scores = self._common.get(task) if common else None
+            if scores is None:
+                scores = self.evaluate(self.method.network, data)
                 if common:
-                    self._common[task] = values
-            for metric, value in (self._common[task] if common else values).items():
-                rows.append({"seed": self.context.seed, "method": method, "client": client.id,
-                             "task": task, "dataset": task, "metric": metric, "value": value,
-                             "samples": len(data)})
+                    self._common[task] = scores
+            others = np.ones(len(data), dtype=bool)
+            others[client.tests[task]] = False
+            for before, chosen in (("", ~others), (GENERAL, others)):
+                for metric, values in scores.items() if chosen.any() else ():
+                    rows.append({"seed": self.context.seed, "method": method, "client": client.id,
+                                 "task": task, "dataset": task, "metric": before + metric,
+                                 "value": float(values[chosen].mean()),
+                                 "samples": int(chosen.sum())})
         return rows
 
 

@@ -21,9 +21,11 @@ from tapfl.engine.registry import plan
 from tapfl.engine.store import Store, slug, write_json
 from tapfl.engine.watch import Watch
 from tapfl.errors import TapflError
+from tapfl.evaluation.evaluate import Evaluator
 from tapfl.federated.context import Context
 from tapfl.model.summary import parameters
 from tapfl.reading import check
+from tapfl.tasks import TEXT_GENERATION
 
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
@@ -44,11 +46,12 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         watch.say(f"{out}: this run is complete")
         return read_results(out / "results.csv")
     started = time.perf_counter()
-    context, tokenizer = build(config, device)
+    context, tokenizer = build(config, device, watch)
+    evaluator = Evaluator(tokenizer, config.evaluation, device)
     if config.speed.compile and not context.foundation.ways["compiled"]:
         watch.say("compile: not used; it is for layers without kernels, on a GPU, in runs of "
                   f"{WORTH_COMPILING} steps or more")
-    record |= _facts(context, device)
+    record |= _facts(context, device) | {"metrics": _metrics(context, evaluator)}
     (out / "events.jsonl").write_text("")  # put together again from what each method has kept
     rows: list[Row] = []
     try:
@@ -58,7 +61,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
                   contextlib.closing(EventLog(out / "events.jsonl",
                                               folder / "events.jsonl")) as events):
                 context.states, context.emit = store, events.emit
-                rows += Trajectory(each, context, store, events, tokenizer, out / "models",
+                rows += Trajectory(each, context, store, events, evaluator, out / "models",
                                    watch).run(resume)
             _free(device)
     finally:
@@ -130,6 +133,8 @@ def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> d
                              "or choose another --out")
         before, now = stored_config(out).model_dump(), config.model_dump()
         for section, value in now.items():
+            if section == "data":  # a mirror may have moved; what it holds is what counts
+                value = value | {"folder": before[section]["folder"]}
             if section not in ("speed", "checkpoint") and before[section] != value:
                 raise TapflError(f"{out}: this run was started with another '{section}' "
                                  f"({before[section]}); resume it without changing it")
@@ -158,6 +163,12 @@ def _federation_digest(config: Config) -> str:
     return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
 
 
+def _metrics(context: Context, evaluator: Evaluator) -> dict[str, Any]:
+    """Return what the metrics depend on; what is missing for one shows before the first round."""
+    writes = any(task.kind == TEXT_GENERATION for task in context.federation.tasks.values())
+    return evaluator.facts() if writes else {}
+
+
 def _facts(context: Context, device: str) -> dict[str, Any]:
     """Return what belongs into run.json before the first round."""
     network = context.network()
@@ -168,6 +179,9 @@ def _facts(context: Context, device: str) -> dict[str, Any]:
         "environment": environment(device),
         "weights": context.foundation.weights, "random_weights": context.foundation.is_random,
         "data": context.config.data.source,
+        "federation": context.federation.file.model_dump(mode="json"),
+        "classes": {task: list(test.classes)
+                    for task, (_, test) in context.federation.splits.items() if test.classes},
         "computing": {"dtype": str(context.foundation.dtype).removeprefix("torch."),
                       "layers": context.foundation.ways, "graphs": context.records},
         "parameters": {"total": frozen + sum(blocks.values()), "frozen": frozen,

@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from tapfl.config import EvaluationConfig
 from tapfl.data.batches import TaskData
-from tapfl.evaluation.metrics import exact_match, token_f1
+from tapfl.evaluation.metrics import TextMetric, text_metrics
 from tapfl.model.network import Network
-from tapfl.tasks import Batch
+from tapfl.tasks import TEXT_GENERATION, Batch
+
+Scores = dict[str, NDArray[np.float64]]  # metric -> a value per sample
 
 
-@torch.no_grad()
-def evaluate(network: Network, data: TaskData, tokenizer: Any,
-             config: EvaluationConfig) -> dict[str, float]:
-    """Return the task's metrics over the whole split."""
-    network.eval()
-    if data.task.kind == "text_generation":
-        return _generation(network, data, tokenizer, config)
-    sums = []
-    for rows, batch in data.in_order(config.batch_size):
-        sums.append(_sum(network, data.task.name, batch, len(rows)))
-    total = float(torch.stack(sums).sum()) / len(data)
-    return {"accuracy": 100 * total} if data.task.is_classification else {"mse": total}
+@dataclass(frozen=True)
+class Evaluator:
+    """What turns predictions into scores: the tokenizer, and the metrics of the configuration."""
+
+    tokenizer: Any
+    config: EvaluationConfig
+    device: str = "cpu"
+
+    @functools.cached_property
+    def text_metrics(self) -> list[TextMetric]:
+        """The metrics of text, loaded when the first text is scored."""
+        return text_metrics(self.config, self.device)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what each metric of text depends on."""
+        return {metric.name: metric.facts for metric in self.text_metrics}
+
+    @torch.no_grad()
+    def __call__(self, network: Network, data: TaskData) -> Scores:
+        """Return the task's metrics for every sample of a split."""
+        network.eval()
+        if data.task.kind == TEXT_GENERATION:
+            written = self.write(network, data)
+            references = data.references or []
+            return {metric.name: np.array(metric(written, references))
+                    for metric in self.text_metrics}
+        found = [_values(network, data.task.name, batch)
+                 for _, batch in data.in_order(self.config.batch_size)]
+        values = torch.cat(found).double().cpu().numpy()
+        return {"accuracy": 100 * values} if data.task.is_classification else {"mse": values}
+
+    @torch.no_grad()
+    def write(self, network: Network, data: TaskData) -> list[str]:
+        """Return the answer that a model writes to every sample."""
+        network.eval()
+        written: list[str] = []
+        for _, batch in data.in_order(self.config.batch_size):
+            ids = network.generate(
+                data.task.name, batch, start=self.tokenizer.cls_token_id,
+                end=self.tokenizer.sep_token_id, pad=self.tokenizer.pad_token_id,
+                max_new_tokens=self.config.max_new_tokens)
+            written += self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
+        return written
 
 
-def _sum(network: Network, task: str, batch: Batch, samples: int) -> torch.Tensor:
-    """Return the right answers of a batch, or its squared error times its samples."""
-    outputs = network(task, batch)
+def _values(network: Network, task: str, batch: Batch) -> Tensor:
+    """Return which answers of a batch are right, or every image's squared error."""
+    prediction: Tensor = network(task, batch).prediction
     if network.ownership.task(task).is_classification:
-        right: torch.Tensor = outputs.prediction.argmax(dim=-1) == batch.label
-        return right.sum().double()
-    return network.loss(task, outputs, batch).double() * samples
-
-
-def _generation(network: Network, data: TaskData, tokenizer: Any,
-                config: EvaluationConfig) -> dict[str, float]:
-    written: list[str] = []
-    for _, batch in data.in_order(config.batch_size):
-        ids = network.generate(
-            data.task.name, batch, start=tokenizer.cls_token_id, end=tokenizer.sep_token_id,
-            pad=tokenizer.pad_token_id, max_new_tokens=config.max_new_tokens)
-        written += tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
-    references = data.references or []
-    return {"token_f1": token_f1(written, references),
-            "exact_match": exact_match(written, references)}
+        assert batch.label is not None
+        return prediction.argmax(dim=-1) == batch.label
+    assert batch.image is not None
+    error: Tensor = prediction.float() - network.normalize(batch.image)
+    return error.square().flatten(1).mean(dim=1)

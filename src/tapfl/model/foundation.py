@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 
 from tapfl.config import FoundationConfig, SpeedConfig
 from tapfl.errors import TapflError, nearest, one_line
-from tapfl.model.encoder import Encoder, ImageEmbedding, TextEmbedding
+from tapfl.model.encoder import DEVIATION, MEAN, Encoder, ImageEmbedding, TextEmbedding
 from tapfl.model.layer import TransformerLayer
+from tapfl.model.packages import resolve
 from tapfl.model.weights import Source, flava_fields, seeded
 from tapfl.tasks import MODALITIES
 
@@ -166,7 +168,7 @@ def load_tokenizer(config: FoundationConfig) -> Any:
             sep_token="[SEP]", mask_token="[MASK]",
         )
     with one_line(f"{source}: cannot read the tokenizer"):
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(resolve(source), trust_remote_code=False)
 
 
 def _flava(request: _Request, **sizes: Any) -> Foundation:
@@ -281,6 +283,8 @@ def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
     if not request.meta:
         for modality, encoder in encoders.items():
             _verify(encoder, parts[modality], modality)
+    if "image" in encoders and not request.meta:
+        _renormalize(encoders["image"].embedding, request.config.part_weights("image"))
     if "text" not in request.modalities:
         del encoders["text"]
     if len(layers) < request.depth:
@@ -289,6 +293,26 @@ def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
     return Foundation(
         "pair", encoders, layers[-request.depth:], None, head="flava",
         max_text=min(256, positions), vocabulary=config.vocab_size, weights=weights)
+
+
+@torch.no_grad()
+def _renormalize(embedding: Any, weights: str) -> None:
+    """Let an encoder see pixels as it was trained to, though they are normalised our way.
+
+    Where its folder tells another mean and deviation, the difference goes into the projection of
+    the patches, which is linear in them.
+    """
+    told = Path(resolve(weights)) / "preprocessor_config.json"
+    if not told.is_file():
+        return
+    with one_line(f"{told}: cannot read image_mean and image_std"):
+        values = json.loads(told.read_text())
+        mean, deviation = (torch.tensor(values[key], dtype=torch.float32).view(3, 1, 1)
+                           for key in ("image_mean", "image_std"))
+    projection = embedding.projection
+    shift = (torch.tensor(MEAN).view(3, 1, 1) - mean) / deviation
+    projection.bias.add_((projection.weight * shift).sum(dim=(1, 2, 3)))
+    projection.weight.mul_(torch.tensor(DEVIATION).view(3, 1, 1) / deviation)
 
 
 @torch.no_grad()

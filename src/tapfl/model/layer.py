@@ -124,13 +124,13 @@ class TransformerLayer(nn.Module):
                 )
             self.names[role] = f"{prefix}.{name}"
             self.add_module(role, modules[name])
-        self.scale1 = getattr(modules.get("layer_scale1"), "lambda1", None)
-        self.scale2 = getattr(modules.get("layer_scale2"), "lambda1", None)
+        _fold(modules.get("layer_scale1"), self.out)
+        _fold(modules.get("layer_scale2"), self.down)
         act = getattr(config, "hidden_act", None) or config.activation
         self.activation = ACT2FN[act]
         self.heads = int(config.num_attention_heads)
         # Whether the kernel room knows layers of this kind, and what is to be used.
-        self.suits_kernels = self.pre_norm and self.scale1 is None and act == "gelu"
+        self.suits_kernels = self.pre_norm and act == "gelu"
         self.fast = self.compiled = self.checkpointing = False
         self._packed: Packed | None = None
 
@@ -178,7 +178,7 @@ class TransformerLayer(nn.Module):
         h = self.norm1(x) if self.pre_norm else x
         qkv = lora.linear(h, *packed) if lora else F.linear(h, *packed)
         out = self.out(attend_packed(qkv, keys, self.heads))
-        return self._residual(x, out, self.norm1, self.scale1)
+        return self._residual(x, out, self.norm1)
 
     def feed_forward(
         self, tokens: Residual, up: Factors | None = None, down: Factors | None = None,
@@ -196,7 +196,7 @@ class TransformerLayer(nn.Module):
         out = down.linear(inner, self.down.weight, self.down.bias) if down else self.down(inner)
         if adapter is not None:
             out = adapter(out)
-        return self._residual(x, out, self.norm2, self.scale2)
+        return self._residual(x, out, self.norm2)
 
     def _run(self, step: str, tokens: Residual, *arguments: Any) -> Residual:
         """Do a step the way the layer is set to: through kernels, compiled, or as it is."""
@@ -222,11 +222,19 @@ class TransformerLayer(nn.Module):
         plain: Callable[..., Residual] = getattr(TransformerLayer, f"_{step}")
         return _compiled(plain) if self.compiled else plain
 
-    def _residual(self, x: Tensor, out: Tensor, norm: nn.Module, scale: Tensor | None) -> Residual:
-        if scale is not None:
-            out = out * scale
+    def _residual(self, x: Tensor, out: Tensor, norm: nn.Module) -> Residual:
         residual = Residual(x, out)
         return residual if self.pre_norm else Residual(norm(residual.total()))
+
+
+@torch.no_grad()
+def _fold(scale: nn.Module | None, linear: nn.Linear) -> None:
+    """Multiply a frozen layer by the scale that DINOv2 puts after it, and set that to one."""
+    factor = getattr(scale, "lambda1", None)
+    if factor is not None:
+        linear.weight.mul_(factor[:, None])
+        linear.bias.mul_(factor)
+        factor.fill_(1.0)
 
 
 def _too_many_columns(arguments: Sequence[Any]) -> bool:

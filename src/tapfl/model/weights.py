@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from tapfl.errors import TapflError, nearest, one_line
+from tapfl.model.packages import resolve
 
 _FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
                 "max_position_embeddings": "text"}
@@ -70,7 +71,7 @@ class Source:
 
         with one_line(f"{weights}: cannot read config.json, expected a local folder or a hub id "
                       "that can be reached"):
-            config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(resolve(weights), trust_remote_code=False)
         if self.model_class != "AutoModel" and config.model_type != self.model_type:
             raise TapflError(f"{weights}: config.json describes a {config.model_type} model, "
                              f"expected {self.model_type}")
@@ -85,11 +86,11 @@ class Source:
 
     def read(self, weights: str, wanted: Sequence[str]) -> Any:
         """Load strictly: everything ``wanted`` must be there and must fit."""
-        _only_safetensors(Path(weights))
+        _only_safetensors(Path(resolve(weights)))
         with one_line(f"{weights}: cannot read safetensors weights"), _quiet():
             model, info = self._library().from_pretrained(
-                weights, use_safetensors=True, output_loading_info=True, trust_remote_code=False,
-                ignore_mismatched_sizes=True, dtype=torch.float32)
+                resolve(weights), use_safetensors=True, output_loading_info=True,
+                trust_remote_code=False, ignore_mismatched_sizes=True, dtype=torch.float32)
 
         def used(key: str) -> bool:
             # A pooler or a contrastive head may be absent: it is not used here.

@@ -25,6 +25,10 @@ class _Several(Watch):
     def __init__(self, watches: Sequence[Watch]) -> None:
         self.watches = watches
 
+    def data(self, name: str, done: int, total: int) -> None:
+        for watch in self.watches:
+            watch.data(name, done, total)
+
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
         for watch in self.watches:
             watch.method(name, rounds, done, clients)
@@ -69,6 +73,10 @@ class _Lines(Watch):
     def _print(self, message: str) -> None:
         print(f"[{time.monotonic() - self._started:6.1f} s] {message}", file=sys.stderr, flush=True)
 
+    def data(self, name: str, done: int, total: int) -> None:
+        if done == total:
+            self._print(f"data: {name}, {total} rows prepared")
+
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
         self._name, self._rounds = name, rounds
         self._print(f"{name}: {rounds} rounds, {clients} clients"
@@ -112,6 +120,14 @@ class _Bars(Watch):
             TextColumn("{task.fields[told]}", style="dim",
                        table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=Console(stderr=True), expand=True)
+
+        self._tables: dict[str, Any] = {}
+
+    def data(self, name: str, done: int, total: int) -> None:
+        if name not in self._tables:
+            self._progress.start()
+            self._tables[name] = self._progress.add_task(f"data: {name}", total=total, told="")
+        self._progress.update(self._tables[name], completed=done)
 
     def method(self, name: str, rounds: int, done: int, clients: int) -> None:
         self._progress.start()  # only now: an error before this leaves the terminal alone

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapfl.evaluation.metrics import LOWER_IS_BETTER, PERCENT, SECONDARY
+from tapfl.evaluation.metrics import LOWER_IS_BETTER, PERCENT, SECONDARY, plain
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Cell:
 
     def text(self, metric: str) -> str:
         """Return the cell as text, with as many digits as the metric deserves."""
-        digits = 1 if metric in PERCENT else 3
+        digits = 1 if plain(metric) in PERCENT else 3
         return f"{self.mean:.{digits}f} ±{self.spread:.{digits}f}"
 
 
@@ -37,7 +37,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
     table: Table = {}
     for (dataset, metric), methods in values.items():
         means = {m: statistics.fmean(v) for m, v in methods.items()}
-        ordered = sorted(set(means.values()), reverse=metric not in LOWER_IS_BETTER)
+        ordered = sorted(set(means.values()), reverse=plain(metric) not in LOWER_IS_BETTER)
         table[dataset, metric] = {
             m: Cell(means[m], statistics.pstdev(v), len(v), ordered.index(means[m]) + 1)
             for m, v in methods.items()}
@@ -64,21 +64,34 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    columns = [(key, column) for key, column in tabulate(rows).items() if key[1] not in SECONDARY]
+    table = tabulate(rows)
+    columns = [(key, column) for key, column in table.items() if _is_shown(*key, table)]
     styles = {1: "bold", 2: "underline"}
     for start in range(0, len(columns), 4):
         drawn = RichTable(title_justify="left", title=None if start else
                           "mean ± spread over clients; best bold, second underlined")
         drawn.add_column("method", no_wrap=True)
         for key, _ in columns[start:start + 4]:
-            drawn.add_column(_title(*key), justify="right")
+            drawn.add_column(_title(key[0], _short(key[1])), justify="right")
         for method in methods:
             cells = [(column[method], key[1]) for key, column in columns[start:start + 4]]
             drawn.add_row(method, *(
                 f"[{styles[c.rank]}]{c.text(m)}[/]" if c.rank in styles else c.text(m)
                 for c, m in cells))
         Console().print(drawn)
+    for metric in sorted({key[1] for key, _ in columns if "(" in key[1]}):
+        print(f"{_short(metric)}: {metric.partition('(')[2].rstrip(')').replace(',', ', layer ')}")
+
+
+def _is_shown(dataset: str, metric: str, table: Table) -> bool:
+    """Return whether a metric belongs on the screen: the best that there are for a data set."""
+    better = any(d == dataset and plain(m) == "bertscore" for d, m in table)
+    return plain(metric) not in (SECONDARY | {"token_f1"} if better else SECONDARY)
+
+
+def _short(metric: str) -> str:
+    return metric.partition("(")[0]
 
 
 def _title(dataset: str, metric: str) -> str:
-    return f"{dataset} {metric} {'↓' if metric in LOWER_IS_BETTER else '↑'}"
+    return f"{dataset} {metric} {'↓' if plain(metric) in LOWER_IS_BETTER else '↑'}"

@@ -1,0 +1,47 @@
+"""From what a person types to the text that a model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tapfl.data import hub, templates
+from tapfl.data.custom import FIELD, DataEntry
+from tapfl.errors import TapflError
+
+TEXT = "text"
+
+
+def prompt(task: str, values: Mapping[str, str], entry: DataEntry | None = None) -> str:
+    """Return a task's text, from the columns that its template names or from ``text`` alone.
+
+    A template with one field takes the text there; one with several takes it as the whole prompt.
+    """
+    if entry is not None:
+        return _filled(task, values, entry.text)
+    known = hub.SETS.get(task)
+    if known and known.words and known.columns:
+        inputs = {"answer": 0, "multiple_choice_answer": "", "target": "", **values}
+        if all(column in inputs for column in known.columns):
+            return known.words(inputs)[0]
+    text = _text(task, values)
+    if task == "vqa":
+        return templates.vqa(text, "")[0]
+    if task == "commongen":
+        return templates.commongen([c.strip() for c in text.split(",")], "")[0]
+    return text
+
+
+def _filled(task: str, values: Mapping[str, str], template: str) -> str:
+    fields = FIELD.findall(template)
+    if not fields:
+        return values[template] if template in values else _text(task, values)
+    if all(field in values for field in fields):
+        return FIELD.sub(lambda found: values[found[1]], template)
+    text = _text(task, values)
+    return FIELD.sub(lambda _: text, template) if len(set(fields)) == 1 else text
+
+
+def _text(task: str, values: Mapping[str, str]) -> str:
+    if not values.get(TEXT, "").strip():
+        raise TapflError(f"task '{task}' needs a text, and got none")
+    return values[TEXT]

@@ -1,0 +1,63 @@
+"""BERTScore by the bert-score library, with a model that is named in every result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tapfl.errors import TapflError, one_line
+from tapfl.model.packages import MINILM, is_installed, resolve
+
+AUTO = "auto"
+BERT = "bert-base-uncased"
+BERT_LAYER = 9  # the one that agrees best with people, by the library's authors
+BATCH = 256
+
+
+class BertScore:
+    """F1 of BERTScore. ``auto`` is bert-base-uncased where it can be loaded, else MiniLM."""
+
+    def __init__(self, model: str, layer: int | None, device: str) -> None:
+        try:
+            import bert_score
+        except ImportError:
+            raise TapflError("evaluation.metrics: bertscore needs the bert-score library: "
+                             "pip install 'tapfl[metrics]'") from None
+        chosen = usual_model() if model == AUTO else model
+        self.model = Path(chosen).name.removeprefix("pip:")
+        self.layer = layer or _usual_layer(chosen)
+        with one_line(f"evaluation.bertscore_model: cannot load {chosen}, layer {self.layer}"):
+            self._scorer = bert_score.BERTScorer(
+                model_type=resolve(chosen), num_layers=self.layer, device=device)
+        self.facts = {"library": f"bert-score {bert_score.__version__}", "model": chosen,
+                      "layer": self.layer}
+
+    def __call__(self, written: Sequence[str], references: Sequence[str]) -> list[float]:
+        """Return the F1 of every pair, as the library computes it."""
+        f1 = self._scorer.score(list(written), list(references), batch_size=BATCH)[2]
+        return [float(value) for value in f1]
+
+
+def usual_model() -> str:
+    """Return the model that is taken where none is named."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(BERT)
+    except Exception:  # no hub, no cache, no network: the library raises all sorts of things
+        if is_installed(MINILM):
+            return MINILM
+        raise TapflError(
+            f"evaluation.metrics: no model for bertscore: {BERT} cannot be loaded here; name a "
+            "local folder with evaluation.bertscore_model, or pip install 'tapfl[offline]'"
+        ) from None
+    return BERT
+
+
+def _usual_layer(model: str) -> int:
+    from transformers import AutoConfig
+
+    if model == BERT:
+        return BERT_LAYER
+    with one_line(f"evaluation.bertscore_model: cannot load {model}"):
+        return int(AutoConfig.from_pretrained(resolve(model)).num_hidden_layers)

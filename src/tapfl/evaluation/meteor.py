@@ -1,0 +1,104 @@
+"""METEOR by the nltk library, with WordNet's synonyms where WordNet is found."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tapfl.data.cache import root
+from tapfl.errors import TapflError
+
+DEBIAN = Path("/usr/share/wordnet")  # packages wordnet-base and wordnet-sense-index
+# WordNet's lexicographer files in their order: nltk wants the list, Debian leaves it out.
+NOUNS = ("Tops act animal artifact attribute body cognition communication event feeling food group "
+         "location motive object person phenomenon plant possession process quantity relation "
+         "shape state substance time")
+VERBS = ("body change cognition communication competition consumption contact creation emotion "
+         "motion perception possession social stative weather")
+LEXNAMES = [("adj.all", 3), ("adj.pert", 3), ("adv.all", 4),
+            *((f"noun.{name}", 1) for name in NOUNS.split()),
+            *((f"verb.{name}", 2) for name in VERBS.split()), ("adj.ppl", 3)]
+
+
+class Meteor:
+    """METEOR of pairs of texts. Without WordNet no synonyms match, and the name must say so."""
+
+    def __init__(self) -> None:
+        nltk = _library()
+        from nltk.tokenize import NLTKWordTokenizer
+
+        found = find_wordnet()
+        self.synonyms = found is not None
+        self._wordnet: Any = _NoSynonyms() if found is None else _reader(found)
+        self._tokenizer = NLTKWordTokenizer()
+        self.facts = {"library": f"nltk {nltk.__version__}", "wordnet": found and found.name}
+
+    def __call__(self, written: Sequence[str], references: Sequence[str]) -> list[float]:
+        """Return the library's score of every pair."""
+        from nltk.translate.meteor_score import single_meteor_score
+
+        tokens = self._tokenizer.tokenize
+        return [single_meteor_score(tokens(reference), tokens(text), wordnet=self._wordnet)
+                for text, reference in zip(written, references, strict=True)]
+
+
+class _NoSynonyms:
+    def synsets(self, word: str) -> list[Any]:
+        return []
+
+
+def find_wordnet() -> Path | None:
+    """Return a folder that nltk can read: its own, Debian's made complete, or ours."""
+    nltk = _library()
+    ours = root() / "nltk_data"
+    if str(ours) not in nltk.data.path:
+        nltk.data.path.append(str(ours))
+    with contextlib.suppress(LookupError):
+        return Path(str(nltk.data.find("corpora/wordnet")))
+    if not (DEBIAN / "index.sense").is_file():
+        return None
+    copy = ours / "corpora" / "wordnet"
+    partial = copy.with_name("wordnet.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(DEBIAN, partial)
+    (partial / "lexnames").write_text("".join(
+        f"{number:02d}\t{name}\t{part}\n" for number, (name, part) in enumerate(LEXNAMES)))
+    partial.rename(copy)
+    return copy
+
+
+def fetch_wordnet() -> Path:
+    """Return WordNet's folder, downloading it where it is missing."""
+    found = find_wordnet()
+    if found is None:
+        _library().download("wordnet", download_dir=str(root() / "nltk_data"), quiet=True)
+        with contextlib.suppress(OSError):
+            archive = root() / "nltk_data" / "corpora" / "wordnet.zip"
+            shutil.unpack_archive(archive, archive.parent)
+        found = find_wordnet()
+    if found is None:
+        raise TapflError("WordNet cannot be fetched here (no connection to nltk's server); install "
+                         "Debian's wordnet-base and wordnet-sense-index, or put nltk's wordnet "
+                         f"below {root() / 'nltk_data' / 'corpora'}")
+    return found
+
+
+def _reader(folder: Path) -> Any:
+    from nltk.corpus.reader import WordNetCorpusReader
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this WordNet speaks English only
+        return WordNetCorpusReader(str(folder), None)
+
+
+def _library() -> Any:
+    try:
+        import nltk
+    except ImportError:
+        raise TapflError("evaluation.metrics: meteor needs the nltk library: "
+                         "pip install 'tapfl[metrics]'") from None
+    return nltk

@@ -1,0 +1,272 @@
+"""A client's model, from the folder of a run or from an exported one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from tapfl.blocks import BlockState
+from tapfl.config import Config
+from tapfl.data.batches import TaskData, Texts
+from tapfl.data.custom import DataEntry
+from tapfl.data.federation import ClientEntry, Federation, FederationFile
+from tapfl.data.prepare import picture
+from tapfl.data.prompts import prompt
+from tapfl.engine.build import set_speed
+from tapfl.engine.registry import SHORT, plan
+from tapfl.engine.run import pick_device
+from tapfl.engine.store import slug
+from tapfl.errors import TapflError, nearest, one_line
+from tapfl.evaluation.evaluate import Evaluator
+from tapfl.federated.context import Context
+from tapfl.model.foundation import build_foundation, load_tokenizer
+from tapfl.reading import check
+from tapfl.tasks import Task
+
+CARD = "tapfl.json"
+WEIGHTS = "model.safetensors"
+PERSONAL, FEDERATED = "personal", "federated"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is needed to use a model: how it was made, for whom, and where its blocks are."""
+
+    config: Config
+    file: FederationFile  # of one client: its tasks and nobody else's
+    client: str
+    method: str
+    classes: Mapping[str, Sequence[str]]
+    modules: Path | None
+    weights: Path
+
+
+def load(run: Path | str, client: str | None = None, model: str = PERSONAL,
+         method: str | None = None, device: str = "auto") -> ClientModel:
+    """Load a client's model from a run, or from a folder that ``tapfl export`` wrote.
+
+    ``model`` is ``personal`` (TAP's X, a post-trained model, ...) or ``federated`` (its W);
+    ``method`` names one of the run's methods instead.
+    """
+    folder = Path(run)
+    if (folder / CARD).is_file():
+        return ClientModel(_exported(folder), pick_device(device))
+    return ClientModel(card_of(folder, client, model, method), pick_device(device))
+
+
+def card_of(folder: Path, client: str | None, model: str = PERSONAL,
+            method: str | None = None) -> Card:
+    """Find a client's model in the folder of a run."""
+    path = folder / "run.json"
+    if not path.is_file():
+        raise TapflError(f"{folder}: neither a run (run.json) nor an exported model ({CARD})")
+    record = _read(path)
+    if not record.get("finished"):
+        raise TapflError(f"{folder}: this run is not complete; finish it with: "
+                         f"tapfl run --resume --out {folder}")
+    config = check(Config, record["config"], str(path))
+    file = check(FederationFile, record["federation"], str(path))
+    if client is None:
+        raise TapflError(f"--client: expected one of {', '.join(_ids(config, file)[:12])}")
+    entry = _entry(config, file, client)
+    chosen = method or _chosen(config.methods, model)
+    if chosen not in {*config.methods, *(_half(m) for m in config.methods)}:
+        raise TapflError(f"--method: the run has no '{chosen}'" + nearest(chosen, config.methods))
+    tasks = {name: file.tasks[name] for name in entry.tasks}
+    return Card(config, FederationFile(tasks=tasks, clients=[entry]), client, chosen,
+                {t: names for t, names in record["classes"].items() if t in tasks},
+                Path(record["modules"]), _weights(folder, chosen, client))
+
+
+def _exported(folder: Path) -> Card:
+    record = _read(folder / CARD)
+    where = str(folder / CARD)
+    with one_line(f"{where}: not the card of an exported model"):
+        return Card(check(Config, record["config"], where),
+                    check(FederationFile, record["federation"], where), record["client"],
+                    record["method"], record["classes"], None, folder / WEIGHTS)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with one_line(f"{path}: not a readable record"):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _ids(config: Config, file: FederationFile) -> list[str]:
+    groups = config.federation.groups
+    return [c.name if groups == 1 else f"g{group}-{c.name}"
+            for group in range(min(groups, 100)) for c in file.clients]
+
+
+def _entry(config: Config, file: FederationFile, client: str) -> ClientEntry:
+    """Return the kind of a client; an id that is nobody's gets the nearest one."""
+    group, dash, name = client.partition("-")
+    if config.federation.groups == 1:
+        name = client
+    elif not (dash and group[:1] == "g" and group[1:].isdigit()
+              and int(group[1:]) < config.federation.groups):
+        name = ""
+    for entry in file.clients:
+        if entry.name == name:
+            return entry
+    raise TapflError(f"--client: unknown client '{client}'" + nearest(client, _ids(config, file)))
+
+
+def _half(method: str) -> str:
+    return SHORT.get(method, method).partition("+")[0]
+
+
+def _chosen(methods: Sequence[str], model: str) -> str:
+    """Return the run's method that a kind of model comes from."""
+    if model == FEDERATED:
+        shared = [m for m in map(_half, methods) if m != "local"]
+        if shared:
+            return shared[-1] if methods[-1] in SHORT else shared[0]
+        raise TapflError("--model federated: every client of this run learned alone")
+    if model != PERSONAL:
+        raise TapflError(f"--model {model}: expected {PERSONAL} or {FEDERATED}")
+    own = [m for m in methods if "+" in SHORT.get(m, m)] or [m for m in methods if m == "local"]
+    if not own:
+        raise TapflError("--model personal: this run has no personalised method, only "
+                         f"{', '.join(methods)}; expected --model federated")
+    return "tap" if "tap" in own else own[-1]
+
+
+def _weights(folder: Path, method: str, client: str) -> Path:
+    models = folder / "models" / slug(method)
+    own, common = models / f"{client}.safetensors", models / "server.safetensors"
+    found = own if own.is_file() else common
+    if not found.is_file():
+        raise TapflError(f"{models}: the run kept no model of {client} there")
+    return found
+
+
+class ClientModel:
+    """A client's model, ready to predict: only the encoders and stacks of its tasks are built."""
+
+    def __init__(self, card: Card, device: str = "cpu") -> None:
+        self.card, self.device = card, device
+        self.tasks: dict[str, Task] = card.file.task_table()
+        config = card.config
+        modalities = sorted({m for task in self.tasks.values() for m in task.modalities})
+        foundation = build_foundation(config.foundation, modalities,
+                                      config.backbone.layers_per_stage, device)
+        set_speed(foundation, config, device, clients=0)
+        # A method asks its federation for the tasks alone; there are no data here.
+        context = Context(config, cast(Federation, SimpleNamespace(tasks=self.tasks)), foundation,
+                          device)
+        (found,) = plan([_half(card.method)], card.modules)
+        self._method = found.method(context)
+        self.network = self._method.network
+        self.state = self._load()
+        self.tokenizer = load_tokenizer(config.foundation)
+        self._evaluator = Evaluator(self.tokenizer, config.evaluation, device)
+
+    def _load(self) -> BlockState:
+        """Copy the blocks in; a server's file holds those of other clients, too."""
+        member: Any = SimpleNamespace(id=self.card.client, tasks=tuple(self.tasks))
+        owned = {*self._method.exchanged(member), *self._method.owned(member)}
+        private = set(self._method.private(member))
+        state = BlockState.load(self.card.weights)
+        kept = state.subset([name for name in state if name in owned | private])
+        missing = sorted(owned - set(kept))
+        if missing:
+            raise TapflError(f"{self.card.weights}: block '{missing[0]}' is missing")
+        with one_line(f"{self.card.weights}"):
+            kept.load_into(self.network.blocks)
+        # As in the run: a model with all the method's blocks predicts the method's way.
+        self._whole = set(kept) == owned | private
+        return kept
+
+    def task(self, name: str) -> Task:
+        """Return one of the client's tasks."""
+        if name not in self.tasks:
+            raise TapflError(f"--task: client '{self.card.client}' has no task '{name}'"
+                             + nearest(name, self.tasks))
+        return self.tasks[name]
+
+    def predict(self, task: str, image: Any = None, text: str | Mapping[str, str] | None = None,
+                ) -> dict[str, Any]:
+        """Answer one input; see ``predict_many``."""
+        return self.predict_many(task, None if image is None else [image],
+                                 None if text is None else [text])[0]
+
+    @torch.no_grad()
+    def predict_many(self, task: str, images: Sequence[Any] | None = None,
+                     texts: Sequence[str | Mapping[str, str]] | None = None,
+                     ) -> list[dict[str, Any]]:
+        """Answer many inputs: pictures (files, bytes or PIL's) and texts, as the task takes them.
+
+        A text may be a mapping of the columns that the task's template names. An answer has
+        ``label`` and ``probabilities``, ``text``, or ``image`` (a uint8 array, height by width
+        by 3).
+        """
+        spec = self.task(task)
+        data = self._data(spec, images, texts)
+        self.network.eval()
+        predicting = (self._method.predicting() if self._whole else contextlib.nullcontext())
+        with predicting:
+            if spec.kind == "text_generation":
+                return [{"text": written} for written in self._evaluator.write(self.network, data)]
+            found = [self.network(task, batch).prediction.float().cpu()
+                     for _, batch in data.in_order(self.card.config.evaluation.batch_size)]
+        prediction = torch.cat(found)
+        if spec.is_classification:
+            return [self._labelled(task, row) for row in prediction.softmax(dim=-1)]
+        return [{"image": image} for image in self._pixels(prediction)]
+
+    def _labelled(self, task: str, probabilities: torch.Tensor) -> dict[str, Any]:
+        names = self.card.classes.get(task) or [str(i) for i in range(len(probabilities))]
+        pairs = sorted(zip(names, probabilities.tolist(), strict=True), key=lambda pair: -pair[1])
+        return {"label": pairs[0][0], "probabilities": dict(pairs)}
+
+    def _pixels(self, images: torch.Tensor) -> Any:
+        normalize = self.network.normalize
+        pixels = images * normalize.deviation.cpu() + normalize.mean.cpu()
+        return pixels.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
+
+    def _data(self, task: Task, images: Sequence[Any] | None,
+              texts: Sequence[str | Mapping[str, str]] | None) -> TaskData:
+        given = {"image": images, "text": texts}
+        for modality, values in given.items():
+            if (modality in task.modalities) != (values is not None):
+                needed = " and ".join(task.modalities)
+                raise TapflError(f"task '{task.name}' takes {needed}: "
+                                 f"{'got no' if values is None else 'it has no use for'} "
+                                 f"{modality}")
+        counts = {len(values) for values in given.values() if values is not None}
+        if len(counts) != 1 or 0 in counts:
+            raise TapflError(f"task '{task.name}': expected as many pictures as texts, "
+                             "and at least one")
+        data = TaskData(task)
+        if images is not None:
+            data.images = torch.stack([torch.from_numpy(_picture(image)) for image in images])
+        if texts is not None:
+            data.text = Texts.of([self._prompt(task, text) for text in texts], self.tokenizer,
+                                 self.network.foundation.max_text)
+        return data.to(self.device)
+
+    def image_column(self, task: Task, record: Mapping[str, str]) -> str:
+        """Return where a record has its picture: as in the client's own data, or ``image``."""
+        entry = self._entry(task)
+        return entry.image if entry and entry.image in record else "image"
+
+    def _entry(self, task: Task) -> DataEntry | None:
+        holding = self.card.file.clients[0].tasks[task.name]
+        return holding if isinstance(holding, DataEntry) else self.card.file.tasks[task.name].data
+
+    def _prompt(self, task: Task, text: str | Mapping[str, str]) -> str:
+        values = {"text": text} if isinstance(text, str) else text
+        return prompt(task.name, values, self._entry(task))
+
+
+def _picture(image: Any) -> Any:
+    with one_line(f"{image if isinstance(image, str | Path) else 'image'}: not a readable picture"):
+        return picture(str(image) if isinstance(image, Path) else image)

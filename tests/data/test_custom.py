@@ -1,0 +1,158 @@
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from tapfl.config import load_config
+from tapfl.data.federation import Federation, load_federation
+from tapfl.data.sources import load_data
+from tapfl.engine.build import own_data
+from tapfl.errors import TapflError
+from tapfl.model.foundation import load_tokenizer
+
+pytest.importorskip("datasets")
+from PIL import Image
+
+TASKS = {
+    "scan": "{kind: image_classification, modalities: [image], classes: [dark, light]}",
+    "code": "{kind: text_classification, modalities: [text], classes: [A, B]}",
+    "ask": "{kind: text_generation, modalities: [image, text]}",
+    "copy": "{kind: image_generation, modalities: [image]}",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer(load_config("mini").foundation)
+
+
+def write(folder, clients, tasks=tuple(TASKS), extra=None):
+    lines = ["tasks:", *(f"  {name}: {TASKS[name]}" for name in tasks), *(extra or ()), "clients:"]
+    path = folder / "federation.yaml"
+    path.write_text("\n".join([*lines, *(f"  - {c}" for c in clients)]))
+    return load_config("mini", [f"federation.file={path}", "federation.groups=1"])
+
+
+def open_(config, tokenizer):
+    file = load_federation(config.federation)
+    splits = load_data(config, file.task_table(), tokenizer, 256, own=own_data(config, file))
+    return Federation(file, splits, config.federation, 0)
+
+
+def pictures(folder, count=10):
+    for name, shade in (("dark", 10), ("light", 240)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (9, 7), (shade, number, 0)).save(folder / name / f"{number}.png")
+
+
+def test_a_folder_of_pictures(tmp_path, tokenizer):
+    pictures(tmp_path / "a")
+    pictures(tmp_path / "b", 5)
+    federation = open_(write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}",
+                                        "{name: y, tasks: {scan: {path: b, test: 0.5}}}"],
+                             ["scan"]), tokenizer)
+    train, test = federation.splits["scan"]
+    assert (len(train), len(test)) == (16 + 5, 4 + 5)
+    assert train.classes == ("dark", "light")
+    for data in (train, test):
+        assert ((data.images[:, 0].float().mean(dim=(1, 2)) > 100).long() == data.labels).all()
+    x, y = federation
+    assert (x.samples, y.samples) == (16, 5)
+    assert sorted([*x.tests["scan"], *y.tests["scan"]]) == list(range(9))
+    own = train.images[x.data.parts[0][1]]
+    assert len(own) == 16
+    # The same task, reconstructed instead.
+    config = write(tmp_path, ["{name: x, tasks: {copy: {path: a}}}"], ["copy"])
+    assert open_(config, tokenizer).splits["copy"][0].labels is None
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_files_with_named_columns(tmp_path, tokenizer, suffix):
+    datasets = pytest.importorskip("datasets")
+    rows = {"report": [f"report {n}" for n in range(10)], "icd": ["A", "B"] * 5}
+    table, path = datasets.Dataset.from_dict(rows), str(tmp_path / f"reports{suffix}")
+    if suffix == ".parquet":
+        table.to_parquet(path)
+    elif suffix == ".jsonl":
+        table.to_json(path)
+    else:
+        table.to_csv(path, sep="\t" if suffix == ".tsv" else ",")
+    config = write(tmp_path, [f"{{name: x, tasks: {{code: {{path: reports{suffix}, text: report, "
+                              "label: icd}}}"], ["code"])
+    (client,) = open_(config, tokenizer)
+    data, chosen = client.data.parts[0]
+    words = [tokenizer.decode(data.text.ids[row][:data.text.lengths[row]],
+                              skip_special_tokens=True) for row in chosen]
+    assert len(words) == 8
+    assert [int(word.split()[-1]) % 2 for word in words] == data.labels[chosen].tolist()
+
+
+def test_questions_about_pictures_with_a_template(tmp_path, tokenizer):
+    pictures(tmp_path / "seen")
+    lines = [{"file": f"seen/dark/{n}.png", "q": f"why {n}?", "a": str(n)} for n in range(10)]
+    (tmp_path / "q.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    entry = '{path: q.jsonl, image: file, text: "Q: {q}", answer: "A: {a}!"}'
+    config = write(tmp_path, [f"{{name: x, tasks: {{ask: {entry}}}}}"], ["ask"])
+    (client,) = open_(config, tokenizer)
+    data, chosen = client.data.parts[0]
+    assert set(data.references) <= {f"A: {n}!" for n in range(10)}
+    number = int(data.references[chosen[0]][3:-1])
+    assert data.images[chosen[0], 1].unique().tolist() == [number]
+    text = tokenizer.decode(data.text.ids[chosen[0]], skip_special_tokens=True)
+    assert text.replace(" ", "") == f"q:why{number}?"
+
+
+def test_a_tasks_data_in_shares_and_a_test_file_of_its_own(tmp_path, tokenizer):
+    for name, count in (("train", 12), ("test", 3)):
+        (tmp_path / f"{name}.csv").write_text(
+            "text,label\n" + "".join(f"{name} {n},{'AB'[n % 2]}\n" for n in range(count)))
+    task = ("  code: {kind: text_classification, modalities: [text], classes: [A, B], "
+            "data: {path: train.csv, test: test.csv}}")
+    config = write(tmp_path, ["{name: x, tasks: {code: 1/3}}", "{name: y, tasks: {code: 2/3}}"],
+                   [], [task])
+    federation = open_(config, tokenizer)
+    assert [c.samples for c in federation] == [4, 8]
+    assert len(federation.splits["code"][1]) == 3
+    assert all(np.array_equal(c.tests["code"], np.arange(3)) for c in federation)
+    assert load_federation(config.federation).clients[0].tasks["code"] == Fraction(1, 3)
+
+
+GOOD = "{path: a.csv}"
+
+
+@pytest.mark.parametrize(("clients", "message"), [
+    (["{name: x, tasks: {code: {path: no.csv}}}"], r"no\.csv: no such file"),
+    (["{name: x, tasks: {code: {path: a.xls}}}"], r"a\.xls: expected a folder of pictures or one"),
+    (["{name: x, tasks: {code: {path: a.csv, text: words}}}"],
+     r"a\.csv: column 'words' is missing; there are: text, label"),
+    (["{name: x, tasks: {code: {path: a.csv, text: '{text} {more}'}}}"], "column 'more' is miss"),
+    (["{name: x, tasks: {code: {path: a.csv, hub: a/b}}}"], "either a path or a hub id"),
+    (["{name: x, tasks: {code: {path: a.csv, test: 1.5}}}"], "between 0 and 1"),
+    (["{name: x, tasks: {code: {path: a.csv, test: valid}}}"], "a file has no split 'valid'"),
+    (["{name: x, tasks: {code: {path: a.csv, colour: 1}}}"],
+     r"unknown key 'clients\.0\.tasks\.code\.data\.colour'"),
+    (["{name: x, tasks: {code: {path: b.csv}}}"], "label 'C'"),
+    (["{name: x, tasks: {code: {path: one.csv}}}"], "too few for training and test"),
+    (["{name: x, tasks: {code: {path: empty.csv}}}"], r"empty\.csv"),
+    ([f"{{name: x, tasks: {{code: {GOOD}}}}}", "{name: y, tasks: {code: 1/2}}"],
+     "either its clients bring data of their own"),
+    (["{name: x, tasks: {code: {hub: ../a}}}"], "not a hub id"),
+])
+def test_bad_entries(tmp_path, tokenizer, clients, message):
+    (tmp_path / "a.csv").write_text("text,label\nx,A\ny,B\nz,A\n")
+    (tmp_path / "a.xls").write_text("x")
+    (tmp_path / "b.csv").write_text("text,label\nx,C\ny,C\nz,A\n")
+    (tmp_path / "one.csv").write_text("text,label\nx,A\n")
+    (tmp_path / "empty.csv").write_text("text,label\n")
+    with pytest.raises(TapflError, match=message):
+        open_(write(tmp_path, clients, ["code"]), tokenizer)
+
+
+def test_groups_cannot_share_a_clients_own_files(tmp_path, tokenizer):
+    (tmp_path / "a.csv").write_text("text,label\nx,A\ny,B\nz,A\n")
+    config = write(tmp_path, [f"{{name: x, tasks: {{code: {GOOD}}}}}"], ["code"])
+    federation = config.federation.model_copy(update={"groups": 2})
+    with pytest.raises(TapflError, match="groups"):
+        open_(config.model_copy(update={"federation": federation}), tokenizer)
