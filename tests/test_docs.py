@@ -25,7 +25,7 @@ def test_own_method(tmp_path, capsys):
 
 def test_documents_name_only_commands_that_exist(capsys):
     main([])
-    known = set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.M))
+    known = set(re.findall(r"^    ([\w-]+)", capsys.readouterr().out, re.M))
     for path in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
-        used = set(re.findall(r"(?:^    |`|\n)tapfl ([a-z]+)", path.read_text()))
+        used = set(re.findall(r"(?:^    |`|\n)tapfl ([a-z][a-z-]+)", path.read_text()))
         assert used <= known, (path.name, used - known)

@@ -210,6 +210,13 @@ class BlockState(Mapping[str, Tensor]):
         """Return an independent copy."""
         return BlockState({name: value.clone() for name, value in self.items()}, self.shapes)
 
+    def equals(self, other: BlockState) -> bool:
+        """Return whether all values are the same, bit for bit."""
+        if self.shapes != other.shapes:
+            return False
+        same = [(value == other[name]).all() for name, value in self.items()]
+        return bool(torch.stack(same).all()) if same else True
+
     def to(self, device: torch.device | str) -> BlockState:
         """Return the state on ``device``; tensors already there are shared."""
         return BlockState({name: value.to(device) for name, value in self.items()}, self.shapes)

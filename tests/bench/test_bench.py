@@ -15,7 +15,7 @@ COLUMNS = {
     "server": ["clients", "ms", "GB/s", "share of copy", "extra MB"],
     "scale": ["clients", "round s", "idle round ms", "start s", "peak MB", "disk MB"],
     "evaluate": ["task", "kind", "samples", "seconds", "samples/s"],
-    "data": ["data set", "samples", "load s", "samples/s", "minibatch ms"],
+    "data": ["data set", "samples", "load s", "samples/s", "again s", "minibatch ms"],
 }
 
 

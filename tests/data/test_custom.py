@@ -104,6 +104,18 @@ def test_questions_about_pictures_with_a_template(tmp_path, tokenizer):
     assert text.replace(" ", "") == f"q:why{number}?"
 
 
+def test_a_changed_picture_is_seen(tmp_path, tokenizer):
+    """A table that names pictures is told apart by what is in them, too."""
+    for number in range(4):
+        Image.new("L", (4, 4), 10).save(tmp_path / f"{number}.png")
+    (tmp_path / "p.csv").write_text("image\n" + "".join(f"{n}.png\n" for n in range(4)))
+    config = write(tmp_path, ["{name: x, tasks: {copy: {path: p.csv}}}"], ["copy"])
+    assert open_(config, tokenizer).splits["copy"][0].images.unique().tolist() == [10]
+    for number in range(4):
+        Image.new("L", (4, 4), 20).save(tmp_path / f"{number}.png")
+    assert open_(config, tokenizer).splits["copy"][0].images.unique().tolist() == [20]
+
+
 def test_a_tasks_data_in_shares_and_a_test_file_of_its_own(tmp_path, tokenizer):
     for name, count in (("train", 12), ("test", 3)):
         (tmp_path / f"{name}.csv").write_text(

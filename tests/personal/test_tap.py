@@ -168,3 +168,22 @@ def test_tap_composes_with_every_federated_method(tmp_path, method):
     rows = run(config, tmp_path / "out")
     assert {r["method"] for r in rows} == {method}
     assert all(math.isfinite(r["value"]) for r in rows)
+
+
+def test_variants_of_tap_train_the_same_x_once(tmp_path, monkeypatch):
+    """TAP with and without distillation share stage 1, and get what each gets alone."""
+    from tapfl.personal import tap as module
+
+    def rows(methods, name):
+        config = tiny_experiment(tmp_path, methods=methods)
+        return trajectory(config, tmp_path / name).run(False)
+
+    alone = [rows([method], method) for method in ("tap", "tap-nokd")]
+    counted = []
+    original = module.local_training
+    monkeypatch.setattr(module, "local_training",
+                        lambda *a, **k: counted.append(k["role"]) or original(*a, **k))
+    both = rows(["tap", "tap-nokd"], "both")
+    for method, expected in zip(("tap", "tap-nokd"), alone, strict=True):
+        assert [r for r in both if r["method"] == method] == expected
+    assert counted.count("personal") == 4 * 2  # rounds times cohort

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 from pydantic import Field, model_validator
 
-from tapfl.config import Section
+from tapfl.config import DataConfig, Section
 from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe
-from tapfl.data.table import Row, Table, file_table, hub_table
+from tapfl.data.table import Row, Table, file_table, hub_table, mirror
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import TEXT_GENERATION, Task
 
@@ -62,33 +62,39 @@ class OwnData:
     clients: Mapping[str, Mapping[str, DataEntry]] = field(default_factory=dict)
 
 
-def load(entry: DataEntry, task: Task, own: OwnData, seed: int,
+def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
          preparation: Preparation) -> tuple[TaskData, TaskData]:
     """Return both splits of an entry."""
     names, folder = own.names.get(task.name, ()), own.folder
-    train = _table(entry, entry.path, entry.split, folder)
 
-    def read(table: Table) -> TaskData:
-        recipe = _recipe(entry, task, names, table, folder)
-        return dataclasses.replace(preparation.prepare(task, recipe, table), classes=names)
+    def table(path: str | None, split: str) -> Table:
+        if entry.hub is not None:
+            return hub_table(entry.hub, split, entry.subset, mirror(config.folder))
+        assert path is not None
+        return _file(folder / path, split)
+
+    train = table(entry.path, entry.split)
+
+    def read(found: Table) -> TaskData:
+        recipe = _recipe(entry, task, names, found)
+        if recipe.folder and recipe.image:
+            found.need([recipe.image])
+            found = found.with_files(recipe.image, recipe.folder)
+        return dataclasses.replace(preparation.prepare(task, recipe, found), classes=names)
 
     data = read(train)
     if isinstance(entry.test, str):
         if entry.path is not None and (folder / entry.test).exists():
-            return data, read(_table(entry, entry.test, "train", folder))
-        return data, read(_table(entry, entry.path, entry.test, folder))
-    order = np.random.default_rng(seed).permutation(len(data))
+            return data, read(table(entry.test, "train"))
+        return data, read(table(entry.path, entry.test))
+    order = np.random.default_rng(config.seed).permutation(len(data))
     kept = max(1, round(len(order) * entry.test))
     if kept >= len(order):
         raise TapflError(f"{train.where}: {len(order)} sample(s) are too few for training and test")
     return data.take(order[kept:]), data.take(order[:kept])
 
 
-def _table(entry: DataEntry, path: str | None, split: str, folder: Path) -> Table:
-    if entry.hub is not None:
-        return hub_table(entry.hub, split, entry.subset)
-    assert path is not None
-    place = folder / path
+def _file(place: Path, split: str) -> Table:
     if place.suffix and not place.is_dir() and split != "train":
         raise TapflError(f"{place}: a file has no split '{split}'; test: expected a share or "
                          "another file")
@@ -97,8 +103,7 @@ def _table(entry: DataEntry, path: str | None, split: str, folder: Path) -> Tabl
     return file_table(place, split if place.is_dir() else None)
 
 
-def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table,
-            folder: Path) -> Recipe:
+def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table) -> Recipe:
     columns: list[str] = []
 
     def words(template: str) -> Callable[[Row], str]:
@@ -118,9 +123,9 @@ def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table,
     if image:
         columns.append(image)
     key = "own " + entry.model_dump_json(include={"image", "text", "label", "answer"})
-    base = folder / entry.path if entry.path else folder
+    place = Path(table.where) if entry.path else None  # a file may name pictures beside it
     return Recipe(f"{key} {names}", tuple(dict.fromkeys(columns)), image, text, label, answer,
-                  folder=base.parent)
+                  folder=place.parent if place and place.is_file() else None)
 
 
 def _text(row: Row, column: str) -> str:

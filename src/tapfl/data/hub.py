@@ -5,7 +5,6 @@ Sizes are those of what is there: the full sets of the hub, or a mirror that hol
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from tapfl.config import DataConfig
 from tapfl.data import templates
 from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe, joined
-from tapfl.data.table import Row, hub_table
+from tapfl.data.table import Row, hub_table, mirror
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import IMAGE_GENERATION, Task
 
@@ -97,7 +96,7 @@ def load(config: DataConfig, task: Task,
                          + "; a task of your own has its data in the federation file")
     found = SETS[task.name]
     _check(task, found)
-    folder = config.folder or os.environ.get("TAPFL_DATA") or None
+    folder = mirror(config.folder)
 
     def split(name: str) -> TaskData:
         tables = (hub_table(found.id, name, subset, folder) for subset in found.subsets)

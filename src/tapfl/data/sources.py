@@ -80,7 +80,7 @@ class _Loader:
         return SOURCES[self.config.source](self, task), {}
 
     def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:
-        return custom.load(entry, task, self.own, self.config.seed, self.preparation)
+        return custom.load(entry, task, self.own, self.config, self.preparation)
 
     @functools.cached_property
     def preparation(self) -> Preparation:

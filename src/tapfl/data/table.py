@@ -6,8 +6,11 @@ earlier is found by the table's digest alone.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +56,11 @@ class Table:
                 raise TapflError(f"{self.where}: column '{name}' is missing; "
                                  f"there are: {', '.join(there)}")
 
+    def with_files(self, column: str, folder: Path) -> Table:
+        """Return the same table, told apart also by the files that a column names."""
+        named = sorted({v for v in self.rows[column] if isinstance(v, str)})
+        return dataclasses.replace(self, digest=f"{self.digest} {checksums(folder, named)}")
+
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the names of a label column, where the table has them."""
         return tuple(getattr(self.rows.features.get(column), "names", None) or ())
@@ -64,6 +72,11 @@ class Table:
             names = list(columns)
             yield start, [dict(zip(names, values, strict=True))
                           for values in zip(*columns.values(), strict=True)]
+
+
+def mirror(folder: str | None) -> str | None:
+    """Return the folder that mirrors the hub, if there is one."""
+    return folder or os.environ.get("TAPFL_DATA") or None
 
 
 def hub_table(id_: str, split: str, subset: str | None = None,
@@ -103,19 +116,25 @@ def file_table(path: Path, split: str | None = None) -> Table:
 
 def content(path: Path) -> str:
     """Return a checksum of a file, or of all files below a folder and their names."""
-    files = [path] if path.is_file() else sorted(
-        p for p in path.rglob("*")
-        if p.is_file() and not any(w.startswith(".") for w in p.relative_to(path).parts))
+    if path.is_file():
+        return checksums(path.parent, [path.name])
+    names = (p.relative_to(path) for p in path.rglob("*") if p.is_file())
+    return checksums(path, sorted(
+        str(name) for name in names if not any(w.startswith(".") for w in name.parts)))
+
+
+def checksums(folder: Path, names: Sequence[str]) -> str:
+    """Return a checksum of some files and their names; one that cannot be read has none."""
+    def one(name: str) -> str:
+        with contextlib.suppress(OSError, ValueError), (folder / name).open("rb") as file:
+            return hashlib.file_digest(file, "blake2b").hexdigest()
+        return ""
+
     whole = hashlib.sha256()
-    with ThreadPoolExecutor() as pool, one_line(f"{path}: cannot read this"):
-        for file, digest in zip(files, pool.map(_checksum, files), strict=True):
-            whole.update(f"{file.relative_to(path)} {digest}\n".encode())
+    with ThreadPoolExecutor() as pool:
+        for name, digest in zip(names, pool.map(one, names), strict=True):
+            whole.update(f"{name} {digest}\n".encode())
     return whole.hexdigest()
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _load(where: str, *arguments: Any, **options: Any) -> Any:

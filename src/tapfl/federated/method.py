@@ -29,6 +29,8 @@ class FederatedMethod:
         self.network = self.new_network()
         self.initial = BlockState.extract(self.network.blocks)
         self._trained: tuple[str, int, BlockState] | None = None
+        # The last personal training of stage 1: client and round, start, end, losses.
+        self.last_personal: tuple[tuple[str, int], BlockState, BlockState, Losses] | None = None
 
     def new_network(self) -> Network:
         """Return a network with all the method's blocks, on the shared frozen base."""

@@ -48,15 +48,24 @@ class Tap(Personalizer):
                 # X is W in this task now, and as good; its own training tells more, if it sees it.
                 personal_history[task] = federated_history[task]
         # 3. Train X on the client's data, at the same rate as W.
-        personal.load_into(self.method.network.blocks)
-        train = self.context.config.train
-        losses = local_training(
-            self.context, self.method.network, client, personal, steps=train.local_steps,
-            lr=train.rate(round_), round_=round_, role="personal")
-        personal = BlockState.extract(self.method.network.blocks, personal)
+        personal, losses = self._train(client, round_, personal)
         # 4. h^(p) = l^(p) for every task seen in X's training.
         personal_history |= self._criterion(client, personal, losses)
         self._save(client, round_, personal, federated_history, personal_history)
+
+    def _train(self, client: Client, round_: int, start: BlockState) -> tuple[BlockState, Losses]:
+        """Train X; variants of TAP that begin a round with the same X train it once."""
+        last = self.method.last_personal
+        if last and last[0] == (client.id, round_) and last[1].equals(start):
+            return last[2], dict(last[3])
+        train = self.context.config.train
+        start.load_into(self.method.network.blocks)
+        losses = local_training(
+            self.context, self.method.network, client, start, steps=train.local_steps,
+            lr=train.rate(round_), round_=round_, role="personal")
+        end = BlockState.extract(self.method.network.blocks, start)
+        self.method.last_personal = ((client.id, round_), start, end, losses)
+        return end, dict(losses)
 
     # Stage 2: knowledge distillation, once, after federation.
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
