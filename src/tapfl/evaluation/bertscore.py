@@ -23,9 +23,12 @@ class BertScore:
         except ImportError:
             raise TapflError("evaluation.metrics: bertscore needs the bert-score library: "
                              "pip install 'tapfl[metrics]'") from None
+        from transformers.utils import logging
+
         chosen = usual_model() if model == AUTO else model
         self.model = Path(chosen).name.removeprefix("pip:")
         self.layer = layer or _usual_layer(chosen)
+        logging.disable_progress_bar()  # a bar over weights that load in no time
         with one_line(f"evaluation.bertscore_model: cannot load {chosen}, layer {self.layer}"):
             self._scorer = bert_score.BERTScorer(
                 model_type=resolve(chosen), num_layers=self.layer, device=device)

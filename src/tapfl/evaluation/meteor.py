@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tapfl.data.cache import root
@@ -29,11 +31,15 @@ class Meteor:
 
     def __init__(self) -> None:
         nltk = _library()
+        from nltk.stem import PorterStemmer
         from nltk.tokenize import NLTKWordTokenizer
 
         found = find_wordnet()
         self.synonyms = found is not None
-        self._wordnet: Any = _NoSynonyms() if found is None else _reader(found)
+        # Words come again and again; looking them up is most of the work.
+        synsets = (lambda word: []) if found is None else _reader(found).synsets
+        self._wordnet = SimpleNamespace(synsets=functools.cache(synsets))
+        self._stemmer = SimpleNamespace(stem=functools.cache(PorterStemmer().stem))
         self._tokenizer = NLTKWordTokenizer()
         self.facts = {"library": f"nltk {nltk.__version__}", "wordnet": found and found.name}
 
@@ -42,13 +48,9 @@ class Meteor:
         from nltk.translate.meteor_score import single_meteor_score
 
         tokens = self._tokenizer.tokenize
-        return [single_meteor_score(tokens(reference), tokens(text), wordnet=self._wordnet)
+        return [single_meteor_score(tokens(reference), tokens(text), stemmer=self._stemmer,
+                                    wordnet=self._wordnet)
                 for text, reference in zip(written, references, strict=True)]
-
-
-class _NoSynonyms:
-    def synsets(self, word: str) -> list[Any]:
-        return []
 
 
 def find_wordnet() -> Path | None:
