@@ -164,9 +164,12 @@ def _add_client(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("run_folder", type=Path, metavar="RUN",
                       help="the folder of a complete run, or of an exported model")
     verb.add_argument("--client", metavar="ID", help="whose model, e.g. g0-1")
-    verb.add_argument("--model", default="personal", metavar="personal|federated",
-                      help="the client's own model (TAP's, if the run has it) or the federated one")
+    verb.add_argument("--model", metavar="personal|federated",
+                      help="the client's own model, which is the default (TAP's, if the run has "
+                           "it), or the federated one")
     verb.add_argument("--method", metavar="NAME", help="one of the run's methods, by its name")
+    verb.add_argument("--modules", type=Path, metavar="DIR",
+                      help="where a method of your own (module:Class) is imported from")
 
 
 def _add_predict(verbs: Verbs) -> None:

@@ -68,6 +68,85 @@ def test_a_folder_of_pictures(tmp_path, tokenizer):
     assert open_(config, tokenizer).splits["copy"][0].labels is None
 
 
+def test_names_of_pictures_and_folders_mean_nothing_but_the_class(tmp_path, tokenizer):
+    """Neither `train_3.png` nor a class called `train` is a split; one class may be all."""
+    pictures(tmp_path / "a")
+    for number in range(4):
+        (tmp_path / "a" / "dark" / f"{number}.png").rename(
+            tmp_path / "a" / "dark" / f"train_{number}-test.png")
+    (tmp_path / "a" / "light").rename(tmp_path / "a" / "train")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a" / "notes.txt").write_text("not a picture")
+    for number in range(3):
+        (tmp_path / "a" / "dark" / f"{number + 5}.png").rename(tmp_path / "b" / f"{number}.png")
+    (tmp_path / "one" / "dark").mkdir(parents=True)
+    for path in (tmp_path / "b").iterdir():
+        path.rename(tmp_path / "one" / "dark" / path.name)
+    task = "  scan: {kind: image_classification, modalities: [image], classes: [dark, train]}"
+    federation = open_(write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}",
+                                        "{name: y, tasks: {scan: {path: one}}}"], [], [task]),
+                       tokenizer)
+    x, y = federation
+    train, test = federation.splits["scan"]
+    assert x.samples + len(x.tests["scan"]) == 17
+    assert set(train.labels[y.data.parts[0][1]].tolist()) == {0}
+    assert set(test.labels[x.tests["scan"]].tolist()) <= {0, 1}
+
+
+def test_splits_of_a_folder(tmp_path, tokenizer):
+    pictures(tmp_path / "a" / "train", 4)
+    pictures(tmp_path / "a" / "held", 2)
+    config = write(tmp_path, ["{name: x, tasks: {scan: {path: a, test: held}}}"], ["scan"])
+    train, test = open_(config, tokenizer).splits["scan"]
+    assert (len(train), len(test)) == (8, 4)
+    config = write(tmp_path, ["{name: x, tasks: {scan: {path: a, test: nope}}}"], ["scan"])
+    with pytest.raises(TapflError, match="no folder 'nope'"):
+        open_(config, tokenizer)
+
+
+def test_numbers_of_classes_are_read_from_folders_names(tmp_path, tokenizer):
+    for number in range(11):
+        (tmp_path / "a" / str(number)).mkdir(parents=True)
+        for copy in range(2):
+            Image.new("L", (4, 4), number).save(tmp_path / "a" / str(number) / f"{copy}.png")
+    task = "  scan: {kind: image_classification, modalities: [image], classes: 11}"
+    config = write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}"], [], [task])
+    train, _ = open_(config, tokenizer).splits["scan"]
+    assert (train.images[:, 0, 0, 0].long() == train.labels).all()
+    (tmp_path / "a" / "3").rename(tmp_path / "a" / "three")
+    for number in range(4, 11):
+        (tmp_path / "a" / str(number)).rename(tmp_path / "a" / f"x{number}")
+    with pytest.raises(TapflError, match="give the classes by their names"):
+        open_(config, tokenizer)
+
+
+def test_text_files_are_read_as_written_and_bad_lines_are_broken_rows(tmp_path, tokenizer):
+    task = "  code: {kind: text_classification, modalities: [text], classes: ['01', '02', 'true']}"
+    (tmp_path / "a.csv").write_bytes(
+        b"\xef\xbb\xbftext,label\nNA,01\nnull,02\nshort\n\xff\xfe,true\nd,01\ne,02,more\nf,02\n")
+    (tmp_path / "b.jsonl").write_text(
+        '{"text": "2020-01-01", "label": "01"}\nnot json\n[1]\n'
+        + "".join(json.dumps({"text": f"x{n}", "label": "02"}) + "\n" for n in range(4)))
+    config = write(tmp_path, ["{name: x, tasks: {code: {path: a.csv}}}",
+                              "{name: y, tasks: {code: {path: b.jsonl}}}"], [], [task])
+    x, y = open_(config, tokenizer)
+    assert x.samples + len(x.tests["code"]) == 5
+    assert y.samples + len(y.tests["code"]) == 5
+
+
+def test_unlabelled_rows_of_the_hub_are_broken_ones(tmp_path, tokenizer):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"text": datasets.Value("string"),
+                                  "label": datasets.ClassLabel(names=["B", "A"])})
+    table = datasets.Dataset.from_dict({"text": list("abcdef"), "label": [0, 1, -1, 0, 1, -1]},
+                                       features=features)
+    table.to_parquet(str(tmp_path / "a.parquet"))
+    config = write(tmp_path, ["{name: x, tasks: {code: {path: a.parquet, test: a.parquet}}}"],
+                   ["code"])
+    train, _ = open_(config, tokenizer).splits["code"]
+    assert train.labels.tolist() == [1, 0, 1, 0]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_files_with_named_columns(tmp_path, tokenizer, suffix):
     datasets = pytest.importorskip("datasets")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tapfl.config import load_config
 from tapfl.data import hub, templates
 from tapfl.data.federation import load_federation
+from tapfl.data.prepare import picture
 from tapfl.data.sources import load_data
 from tapfl.data.table import hub_table
 from tapfl.errors import TapflError
@@ -47,7 +49,8 @@ def load(tokenizer, name, folder=MIRROR, task=None, listener=None, **settings):
 
 
 def rows(name, split, subset=None):
-    return hub_table(hub.SETS[name].id, split, subset, MIRROR).rows
+    table = hub_table(hub.SETS[name].id, split, subset, MIRROR)
+    return [row for _, some in table.chunks() for row in some]
 
 
 def keys(data):
@@ -160,8 +163,6 @@ def test_a_second_start_reads_the_cache(tokenizer):
 def mirror(tmp_path):
     """A mirror with one small, partly broken data set."""
     datasets = pytest.importorskip("datasets")
-    from PIL import Image
-
     folder = tmp_path / "hub" / "uoft-cs" / "cifar100" / "data"
     folder.mkdir(parents=True)
     for split in ("train", "test"):
@@ -191,6 +192,40 @@ def test_broken_rows_are_counted_and_named(mirror, tokenizer):
         assert "3 of 12 rows are broken" in said
         assert "row 3: cannot identify image" in said
         assert "row 7: label 100, expected 0 to 99" in said
+
+
+def test_rows_without_words_are_broken_ones(tmp_path, tokenizer):
+    datasets = pytest.importorskip("datasets")
+    folder = tmp_path / "sh0416" / "ag_news" / "data"
+    folder.mkdir(parents=True)
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict({
+            "label": [1, 2, 3, 4], "title": ["a", None, "c", "d"],
+            "description": ["x", "y", " ", "z"]}).to_parquet(
+                str(folder / f"{split}-00000-of-00001.parquet"))
+    listener = Listener()
+    train, _ = load(tokenizer, "agnews", tmp_path, listener=listener)
+    assert train.labels.tolist() == [0, 3]
+    assert "row 1: column 'title' is empty" in listener.said[0]
+    assert "row 2: column 'description' is empty" in listener.said[0]
+
+
+def test_a_row_of_the_hub_cannot_name_a_file(tmp_path):
+    Image.new("L", (4, 4)).save(tmp_path / "secret.png")
+    for value in (str(tmp_path / "secret.png"),
+                  {"bytes": None, "path": str(tmp_path / "secret.png")}):
+        with pytest.raises(ValueError, match="picture"):
+            picture(value)
+
+
+def test_deep_greys_are_scaled_not_clipped(tmp_path):
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    Image.fromarray(ramp).save(tmp_path / "deep.png")
+    values = picture(tmp_path / "deep.png")[0]
+    assert abs(float(values.mean()) - 127.5) < 2
+    assert values.max() > 250
+    single = Image.fromarray(np.linspace(-3, 5, 64 * 64).reshape(64, 64).astype(np.float32))
+    assert 120 < picture(single)[0].mean() < 135
 
 
 def test_changed_content_and_settings_are_prepared_anew(mirror, tokenizer):

@@ -313,3 +313,37 @@ def test_what_a_run_writes(calm):
     for method in ("fedavg+post", "tap"):
         assert len(list((out / "models" / method).glob("*.safetensors"))) == 4
     assert not [p for p in out.rglob("*") if p.suffix in (".pkl", ".pt", ".bin")]
+
+
+def test_a_run_is_not_resumed_with_other_data_or_metrics(tmp_path):
+    """What it has so far and what would come do not go together."""
+    import csv
+
+    path = tmp_path / "texts.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *((f"text {n}", "AB"[n % 2])
+                                                         for n in range(10))])
+    federation = tmp_path / "own.yaml"
+    federation.write_text(
+        "tasks:\n  code: {kind: text_classification, modalities: [text], classes: [A, B]}\n"
+        "clients:\n  - {name: x, tasks: {code: {path: texts.csv}}}\n")
+    config = tiny_experiment(tmp_path, federation={"file": str(federation)},
+                             train={"rounds": 2, "cohort": 1})
+
+    class Stop(Watch):
+        def round(self, *_):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "run", watch=Stop())
+    whole = path.read_text()
+    path.write_text(whole.replace("text 3", "other words"))
+    with pytest.raises(TapflError, match="started with other data"):
+        run(config, tmp_path / "run", resume=True)
+    path.write_text(whole)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"metrics": {"meteor": {}}}))
+    with pytest.raises(TapflError, match="other metrics of text"):
+        run(config, tmp_path / "run", resume=True)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record))
+    assert run(config, tmp_path / "run", resume=True)

@@ -1,3 +1,5 @@
+import shutil
+
 import pytest
 
 from tapfl.config import EvaluationConfig, load_config
@@ -54,7 +56,7 @@ def test_bertscore_is_the_librarys_sentence_by_sentence():
         alone = bert_score.score([text], [reference], model_type=resolve(MINILM), num_layers=5)
         assert value == pytest.approx(100 * float(alone[2]), abs=1e-3)
     assert found[5] == pytest.approx(100, abs=1e-3)
-    with pytest.raises(TapflError, match="cannot load"):
+    with pytest.raises(TapflError, match="bertscore_model: cannot"):
         text_metrics(EvaluationConfig(metrics=["bertscore"], bertscore_model="/nowhere"), "cpu")
 
 
@@ -96,3 +98,20 @@ def test_there_are_45_lexicographer_files():
     assert len(meteor.LEXNAMES) == 45
     assert meteor.LEXNAMES[44] == ("adj.ppl", 3)
     assert meteor.LEXNAMES[29] == ("verb.body", 2)
+
+
+def test_wordnet_as_nltks_downloader_leaves_it(tmp_path, monkeypatch):
+    """An archive, not a folder: it is unpacked and found."""
+    nltk = pytest.importorskip("nltk")
+    (tmp_path / "wordnet").mkdir()
+    (tmp_path / "wordnet" / "lexnames").write_text("00\tadj.all\t3\n")
+    theirs = tmp_path / "theirs" / "corpora"
+    theirs.mkdir(parents=True)
+    shutil.make_archive(str(theirs / "wordnet"), "zip", tmp_path, "wordnet")
+    monkeypatch.setenv("TAPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(nltk.data, "path", [str(theirs.parent)])
+    monkeypatch.setattr(meteor, "DEBIAN", tmp_path / "nowhere")
+    found = meteor.find_wordnet()
+    assert found == tmp_path / "cache" / "nltk_data" / "corpora" / "wordnet"
+    assert (found / "lexnames").is_file()
+    assert meteor.find_wordnet() == found

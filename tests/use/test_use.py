@@ -13,6 +13,7 @@ from tapfl.cli import main
 from tapfl.data.prompts import prompt
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
+from tapfl.use.load import _chosen
 from tests.experiment import tiny_experiment
 
 METHODS = ["fedavg", "fedavg+post", "tap", "feddat", "feddat+post", "local"]
@@ -97,7 +98,7 @@ def test_export_stands_on_its_own(finished, tmp_path, capsys):
 
 def test_files_of_many_inputs(finished, tmp_path, capsys):
     base = ["predict", str(finished / "run"), "--device", "cpu"]
-    (tmp_path / "in.csv").write_text("id,text\n1,shares rise\n2,the team wins\n")
+    (tmp_path / "in.csv").write_text("\ufeffid,text\n1,shares rise\n2,the team wins\n")
     out = tmp_path / "out.csv"
     assert main([*base, "--client", "news", "--task", "agnews", "--file",
                  str(tmp_path / "in.csv"), "--out", str(out)]) == 0
@@ -152,11 +153,43 @@ def test_bad_requests(finished, monkeypatch, capsys, arguments, message):
     assert error.count("\n") == 1
 
 
+def test_an_export_is_one_model_and_names_no_code(finished, tmp_path):
+    out = tmp_path / "taken"
+    tapfl.export(load(finished, "news"), out)
+    for option in ({"client": "shapes"}, {"method": "fedavg"}, {"model": "federated"}):
+        with pytest.raises(TapflError, match="holds one model"):
+            tapfl.load(out, device="cpu", **option)
+    assert tapfl.load(out, client="news", device="cpu").card.method == "tap"
+    (tmp_path / "evil.py").write_text("raise SystemExit('it was run')")
+    card = json.loads((out / "tapfl.json").read_text())
+    for change, message in (({"method": "evil:X"}, "--modules"),
+                            ({"client": "../../x"}, "not a name"),
+                            ({"classes": {"agnews": ["a"]}}, "1 names for 4 classes")):
+        (out / "tapfl.json").write_text(json.dumps(card | change))
+        with pytest.raises(TapflError, match=message):
+            tapfl.load(out, device="cpu")
+
+
+def test_which_methods_model_is_meant():
+    assert _chosen(["disentafl", "fedavg", "tap", "fedavg+post"], "federated") == "fedavg"
+    assert _chosen(["disentafl", "fedavg", "tap", "fedavg+post"], "personal") == "tap"
+    assert _chosen(["fedavg", "feddat+post"], "federated") == "feddat"
+    assert _chosen(["perfedavg"], "personal") == _chosen(["perfedavg"], "federated") == "perfedavg"
+    assert _chosen(["local"], "personal") == "local"
+    with pytest.raises(TapflError, match="learned alone"):
+        _chosen(["local"], "federated")
+    with pytest.raises(TapflError, match="choose one with --method"):
+        _chosen(["fedavg", "perfedavg"], "personal")
+
+
 def test_what_is_no_run(tmp_path):
     with pytest.raises(TapflError, match="neither a run"):
         tapfl.load(tmp_path, client="a")
     (tmp_path / "run.json").write_text(json.dumps({"finished": False}))
     with pytest.raises(TapflError, match="not complete"):
+        tapfl.load(tmp_path, client="a")
+    (tmp_path / "run.json").write_text(json.dumps({"finished": True, "config": {}}))
+    with pytest.raises(TapflError, match="older version"):
         tapfl.load(tmp_path, client="a")
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(TapflError, match="not a readable record"):
@@ -170,5 +203,9 @@ def test_prompts():
     assert prompt("commongen", {"text": "dog, run"}).endswith("Concepts: dog, run")
     assert prompt("agnews", {"title": "A", "description": "b"}) == "A b"
     assert prompt("mmlu", {"text": "whole prompt"}) == "whole prompt"
+    row = {"subject": "law", "question": "why?", "choices": ["aa", "bb"], "answer": 1}
+    assert prompt("mmlu", row).endswith("Options:\nA. aa\nB. bb")
+    assert prompt("mmlu", {k: v for k, v in row.items() if k != "answer"}) == prompt("mmlu", row)
+    assert prompt("commongen", {"concepts": ["ski", "snow"]}).endswith("Concepts: ski, snow")
     with pytest.raises(TapflError, match="needs a text"):
         prompt("vqa", {})

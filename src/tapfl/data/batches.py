@@ -7,6 +7,7 @@ recorded steps can be used again; what is added does not count.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,16 @@ class TaskData:
             self.images = self.images.to(device) if images_too else self.images.cpu().pin_memory()
         self.labels = None if self.labels is None else self.labels.to(device)
         return self
+
+    def digest(self) -> str:
+        """Return a checksum of the samples: lengths, labels, and sums of words and pixels."""
+        whole = hashlib.sha256(str(len(self)).encode())
+        texts = [t for t in (self.text, self.answers) if t is not None]
+        for values in (self.labels, *(t.sizes for t in texts)):
+            whole.update(b"" if values is None else values.cpu().numpy().tobytes())
+        for values in (self.images, *(t.ids for t in texts)):
+            whole.update(b"" if values is None else str(int(values.sum())).encode())
+        return whole.hexdigest()[:32]
 
     @property
     def image_bytes(self) -> int:

@@ -59,11 +59,12 @@ def _write(folder: Path, entry: Entry) -> None:
     tensors, notes = entry
     try:
         save_file(tensors, str(partial / TENSORS))
-    except SafetensorError as error:
-        raise OSError(str(error)) from None
-    size = (partial / TENSORS).stat().st_size
-    (partial / NOTES).write_text(json.dumps({"size": size, "notes": notes}), encoding="utf-8")
-    partial.rename(folder)
+        size = (partial / TENSORS).stat().st_size
+        (partial / NOTES).write_text(json.dumps({"size": size, "notes": notes}), encoding="utf-8")
+        partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
+        raise error if isinstance(error, OSError) else OSError(str(error)) from None
 
 
 def _read(folder: Path) -> Entry | None:

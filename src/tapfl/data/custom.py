@@ -16,6 +16,7 @@ from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe
 from tapfl.data.table import Row, Table, file_table, hub_table, mirror
 from tapfl.errors import TapflError, nearest
+from tapfl.reading import is_file
 from tapfl.tasks import TEXT_GENERATION, Task
 
 FIELD = re.compile(r"\{([^{}]*)\}")
@@ -84,7 +85,7 @@ def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
 
     data = read(train)
     if isinstance(entry.test, str):
-        if entry.path is not None and (folder / entry.test).exists():
+        if entry.path is not None and _exists(folder / entry.test):
             return data, read(table(entry.test, "train"))
         return data, read(table(entry.path, entry.test))
     order = np.random.default_rng(config.seed).permutation(len(data))
@@ -94,13 +95,18 @@ def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
     return data.take(order[kept:]), data.take(order[:kept])
 
 
+def _exists(place: Path) -> bool:
+    try:
+        return place.exists()
+    except (OSError, ValueError):  # a name that no file can have
+        return False
+
+
 def _file(place: Path, split: str) -> Table:
-    if place.suffix and not place.is_dir() and split != "train":
+    if split != "train" and is_file(str(place)):
         raise TapflError(f"{place}: a file has no split '{split}'; test: expected a share or "
                          "another file")
-    if not place.exists():
-        raise TapflError(f"{place}: no such file or folder")
-    return file_table(place, split if place.is_dir() else None)
+    return file_table(place, split)
 
 
 def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table) -> Recipe:
@@ -139,13 +145,18 @@ def _labels(column: str, names: tuple[str, ...], table: Table) -> Callable[[Row]
     place = {name: number for number, name in enumerate(names)}
 
     def read(row: Row) -> int:
-        value, written = row[column], table.class_names(column)
-        if written and names:  # the library numbers the folders of an image folder by their names
-            value = written[value]
+        value, written = row[column], table.content.names.get(column)
+        if value is None or (written and not 0 <= value < len(written)):  # the hub writes -1
+            raise ValueError("no label")
         if not names:
-            return int(value)
-        if str(value) not in place:
-            raise ValueError(f"label '{value}'" + nearest(str(value), names))
-        return place[str(value)]
+            try:
+                return int(value)
+            except ValueError:
+                raise ValueError(f"label '{value}' is no number; give the classes by their "
+                                 "names") from None
+        word = written[value] if written else str(value)
+        if word not in place:
+            raise ValueError(f"label '{word}'" + nearest(word, names))
+        return place[word]
 
     return read

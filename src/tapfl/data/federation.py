@@ -209,20 +209,13 @@ class Federation(Sequence[Client]):
 
     def find(self, id_: str) -> Client:
         """Return a client by its id."""
-        group, name = self._parse(id_)
+        group, name = parse_id(id_, self.config.groups)
         first = group * len(self.file.clients) if group < self.config.groups else 0
         if group < self.config.groups and name in self._kinds:
             return self[first + self._kinds[name]]
         # Its own group tells most; all clients together would take long to compare.
         known = range(first, min(first + max(len(self._kinds), HINTS), len(self)))
         raise TapflError(f"unknown client '{id_}'" + nearest(id_, map(self.id_of, known)))
-
-    def _parse(self, id_: str) -> tuple[int, str]:
-        """Return the group and the name that an id speaks of; what is no id has neither."""
-        if self.config.groups == 1:
-            return 0, id_
-        found = re.fullmatch(r"g(0|[1-9][0-9]{0,8})-(.+)", id_)
-        return (int(found[1]), found[2]) if found else (0, "")
 
     def _rows(self, index: int, task: str) -> Rows:
         if task in self.splits.held:
@@ -284,6 +277,14 @@ class Federation(Sequence[Client]):
                         raise TapflError(
                             f"federation.holdout: client '{self.id_of(index)}' has {count} "
                             f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
+
+
+def parse_id(id_: str, groups: int) -> tuple[int, str]:
+    """Return the group and the name that an id speaks of; what is no id has neither."""
+    if groups == 1:
+        return 0, id_
+    found = re.fullmatch(r"g(0|[1-9][0-9]{0,8})-(.+)", id_)
+    return (int(found[1]), found[2]) if found else (0, "")
 
 
 def _starts(file: FederationFile) -> list[dict[str, Fraction]]:

@@ -5,6 +5,7 @@ Sizes are those of what is there: the full sets of the hub, or a mirror that hol
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,7 +42,8 @@ class HubSet:
 
     def recipe(self, task: Task) -> Recipe:
         """Return how its rows become samples of a task."""
-        words, label = self.words, self.label
+        label = self.label
+        words = self.words and functools.partial(_full, self.columns, self.words)
         columns = (*self.columns, *filter(None, (self.image, self.label)))
         return Recipe(
             task.name, columns, self.image,
@@ -50,6 +52,15 @@ class HubSet:
             if label and task.is_classification else None,
             (lambda row: words(row)[1]) if words and task.kind == "text_generation" else None,
             labels=label)
+
+
+def _full(columns: tuple[str, ...], words: Callable[[Row], tuple[str, str]],
+          row: Row) -> tuple[str, str]:
+    """Make a row's words, if it has all that they are made of."""
+    for column in columns:
+        if row[column] is None or (isinstance(row[column], str) and not row[column].strip()):
+            raise ValueError(f"column '{column}' is empty")
+    return words(row)
 
 
 def _mmlu(row: Row) -> tuple[str, str]:
@@ -104,6 +115,9 @@ def load(config: DataConfig, task: Task,
                       preparation.tokenizer.pad_token_id)
 
     train = split(found.train)
+    if task.is_classification and train.classes and len(train.classes) != task.classes:
+        raise TapflError(f"task '{task.name}': {found.id} has {len(train.classes)} classes, "
+                         f"the federation file says {task.classes}")
     if found.test is not None:
         test = split(found.test)
     else:

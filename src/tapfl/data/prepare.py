@@ -24,8 +24,9 @@ from tapfl.data.table import Row, Table
 from tapfl.errors import TapflError
 from tapfl.tasks import Task
 
-VERSION = 1  # of what is made from the same rows; another one makes everything anew
+VERSION = 2  # of what is made from the same rows; another one makes everything anew
 SIDE = 64
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # decoders that only decode
 NAMED = 3  # broken rows that a message names; it counts all
 
 
@@ -110,13 +111,15 @@ class _Maker:
             number, why = self.broken[0]
             raise TapflError(f"{self.table.where}: {len(self.broken)} of {total} rows are broken; "
                              f"row {number}: {why}")
-        names = self.table.class_names(self.recipe.labels) if self.recipe.labels else ()
+        names = self.table.content.names.get(self.recipe.labels or "", ())
         return self._tensors(), {"rows": total, "broken": self.broken, "classes": names,
                                  "references": self.values["answer"]}
 
-    def _sample(self, row: Row) -> dict[str, Any] | str:
+    def _sample(self, row: Row | str) -> dict[str, Any] | str:
         """Return a row's picture, text, label and answer, or what is wrong with it."""
         recipe = self.recipe
+        if isinstance(row, str):
+            return row
         try:
             found: dict[str, Any] = {name: read(row) for name, read in (
                 ("text", recipe.text), ("label", recipe.label), ("answer", recipe.answer)) if read}
@@ -163,17 +166,27 @@ def picture(value: Any, folder: Path | None = None) -> NDArray[np.uint8]:
     if isinstance(value, Image.Image):
         return _pixels(value)
     data = value.get("bytes") if isinstance(value, dict) else value
-    if isinstance(value, dict) and data is None:
-        data = value.get("path")
-    if data is None:
+    if not data:
         raise ValueError("no picture")
-    source = io.BytesIO(data) if isinstance(data, bytes) else (folder or Path()) / data
-    with Image.open(source) as image:
+    if isinstance(data, str):
+        # Only a file of the user's own may name others; a row from elsewhere may not.
+        if folder is None:
+            raise ValueError("names a file instead of holding a picture")
+        data = folder / data
+    with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data,
+                    formats=FORMATS) as image:
         return _pixels(image)
 
 
 def _pixels(image: Any) -> NDArray[np.uint8]:
-    small = image.convert("RGB").resize((SIDE, SIDE), 2)  # bilinear
+    from PIL import Image
+
+    if image.mode[0] in "IF":  # 16 and 32 bits, as scanners write them: PIL would clip
+        values = np.asarray(image, dtype=np.float64)
+        low, high = (0.0, 65535.0) if image.mode.startswith("I;16") else (values.min(),
+                                                                          values.max())
+        image = Image.fromarray(np.uint8(255 * (values - low) / max(high - low, 1e-12)))
+    small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     return np.ascontiguousarray(np.asarray(small).transpose(2, 0, 1))
 
 

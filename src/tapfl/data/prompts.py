@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tapfl.data import hub, templates
 from tapfl.data.custom import FIELD, DataEntry
-from tapfl.errors import TapflError
+from tapfl.errors import TapflError, one_line
 
 TEXT = "text"
 
 
-def prompt(task: str, values: Mapping[str, str], entry: DataEntry | None = None) -> str:
+def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None) -> str:
     """Return a task's text, from the columns that its template names or from ``text`` alone.
 
     A template with one field takes the text there; one with several takes it as the whole prompt.
@@ -20,9 +21,10 @@ def prompt(task: str, values: Mapping[str, str], entry: DataEntry | None = None)
         return _filled(task, values, entry.text)
     known = hub.SETS.get(task)
     if known and known.words and known.columns:
-        inputs = {"answer": 0, "multiple_choice_answer": "", "target": "", **values}
-        if all(column in inputs for column in known.columns):
-            return known.words(inputs)[0]
+        inputs = {**values, "answer": 0, "multiple_choice_answer": "", "target": ""}
+        if all(_fits(column, inputs.get(column)) for column in known.columns):
+            with one_line(f"task '{task}': a row with {', '.join(values)} makes no prompt"):
+                return known.words(inputs)[0]
     text = _text(task, values)
     if task == "vqa":
         return templates.vqa(text, "")[0]
@@ -31,17 +33,25 @@ def prompt(task: str, values: Mapping[str, str], entry: DataEntry | None = None)
     return text
 
 
-def _filled(task: str, values: Mapping[str, str], template: str) -> str:
+LISTS = ("choices", "concepts")  # columns that JSON can hold and CSV cannot
+
+
+def _fits(column: str, value: Any) -> bool:
+    return isinstance(value, list) if column in LISTS else value is not None
+
+
+def _filled(task: str, values: Mapping[str, Any], template: str) -> str:
     fields = FIELD.findall(template)
     if not fields:
-        return values[template] if template in values else _text(task, values)
+        return str(values[template]) if template in values else _text(task, values)
     if all(field in values for field in fields):
-        return FIELD.sub(lambda found: values[found[1]], template)
+        return FIELD.sub(lambda found: str(values[found[1]]), template)
     text = _text(task, values)
     return FIELD.sub(lambda _: text, template) if len(set(fields)) == 1 else text
 
 
-def _text(task: str, values: Mapping[str, str]) -> str:
-    if not values.get(TEXT, "").strip():
+def _text(task: str, values: Mapping[str, Any]) -> str:
+    text = values.get(TEXT)
+    if text is None or not str(text).strip():
         raise TapflError(f"task '{task}' needs a text, and got none")
-    return values[TEXT]
+    return str(text)

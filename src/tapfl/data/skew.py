@@ -14,24 +14,26 @@ def deal(order: Rows, labels: Labels, test_labels: Labels, shares: NDArray[np.fl
          concentration: float, rng: np.random.Generator) -> tuple[list[Rows], list[Rows]]:
     """Return every client's training rows, and its test rows by the same draw.
 
-    ``order`` are the training rows in the order in which they are dealt.
+    ``order`` are the training rows in the order in which they are dealt. What the shares leave
+    over goes to nobody. A client may have no test data of its own.
     """
     train: list[list[Rows]] = [[] for _ in shares]
     test: list[list[Rows]] = [[np.arange(0)] for _ in shares]
-    label_of = labels[order]
+    label_of, held = labels[order], round(float(shares.sum()), 9)
     for label in np.unique(label_of):
-        ends = np.cumsum(rng.dirichlet(concentration * len(shares) * shares))[:-1]
+        drawn = rng.dirichlet(concentration * len(shares) * shares / held)
+        ends = np.cumsum(drawn) * held
+        if held == 1:
+            ends = ends[:-1]
         for dealt, rows in ((train, order[label_of == label]),
                             (test, np.flatnonzero(test_labels == label))):
             cuts = np.round(ends * len(rows)).astype(int)
-            for pieces, piece in zip(dealt, np.split(rows, cuts), strict=True):
+            for pieces, piece in zip(dealt, np.split(rows, cuts), strict=False):
                 pieces.append(piece)
     joined = [np.concatenate(pieces) for pieces in train]
     for i, rows in enumerate(joined):
         if not len(rows):  # a client left with nothing takes a sample from the one that has most
             rich = max(range(len(joined)), key=lambda j: len(joined[j]))
             joined[i], joined[rich] = joined[rich][:1], joined[rich][1:]
-    own_tests = [np.concatenate(pieces) for pieces in test]
-    everything = np.arange(len(test_labels))
     return ([rng.permutation(rows) for rows in joined],
-            [np.sort(rows) if len(rows) else everything for rows in own_tests])
+            [np.sort(np.concatenate(pieces)) for pieces in test])

@@ -14,7 +14,7 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.federation import load_federation
-from tapfl.engine.build import WORTH_COMPILING, build
+from tapfl.engine.build import WORTH_COMPILING, build, own_data
 from tapfl.engine.inprocess import Trajectory
 from tapfl.engine.record import EventLog, Row, environment, memory, read_results, write_results
 from tapfl.engine.registry import plan
@@ -46,15 +46,9 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         watch.say(f"{out}: this run is complete")
         return read_results(out / "results.csv")
     started = time.perf_counter()
-    context, tokenizer = build(config, device, watch)
-    evaluator = Evaluator(tokenizer, config.evaluation, device)
-    if config.speed.compile and not context.foundation.ways["compiled"]:
-        watch.say("compile: not used; it is for layers without kernels, on a GPU, in runs of "
-                  f"{WORTH_COMPILING} steps or more")
-    record |= _facts(context, device) | {"metrics": _metrics(context, evaluator)}
-    (out / "events.jsonl").write_text("")  # put together again from what each method has kept
     rows: list[Row] = []
     try:
+        context, evaluator = _start(config, device, watch, out, record)
         for each in plans:
             folder = out / "state" / slug(each.federated)
             with (Store(folder, config.checkpoint.cache_mb << 20, device) as store,
@@ -76,6 +70,25 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
     write_results(out / "results.csv", rows)
     write_json(out / "run.json", record | {"finished": True})
     return rows
+
+
+def _start(config: Config, device: str, watch: Watch, out: Path,
+           record: dict[str, Any]) -> tuple[Context, Evaluator]:
+    """Put the experiment together and write down what it is, before the first round."""
+    context, tokenizer = build(config, device, watch)
+    evaluator = Evaluator(tokenizer, config.evaluation, device)
+    if config.speed.compile and not context.foundation.ways["compiled"]:
+        watch.say("compile: not used; it is for layers without kernels, on a GPU, in runs of "
+                  f"{WORTH_COMPILING} steps or more")
+    facts = _facts(context, device) | {"metrics": _metrics(context, evaluator)}
+    for key, what in (("data_sha256", "data"), ("metrics", "metrics of text")):
+        if record.get(key, facts[key]) != facts[key]:
+            raise TapflError(f"{out}: this run was started with other {what}; what it has so far "
+                             "and what would come do not go together")
+    record |= facts
+    write_json(out / "run.json", record)
+    (out / "events.jsonl").write_text("")  # put together again from what each method has kept
+    return context, evaluator
 
 
 def _free(device: str) -> None:
@@ -163,6 +176,14 @@ def _federation_digest(config: Config) -> str:
     return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
 
 
+def _digests(context: Context) -> dict[str, list[str]]:
+    """Return checksums of real data; what is made from a seed follows from the configuration."""
+    own = own_data(context.config, context.federation.file)
+    return {task: [data.digest() for data in pair]
+            for task, pair in context.federation.splits.items()
+            if context.config.data.source == "hub" or task in {*own.tasks, *own.clients}}
+
+
 def _metrics(context: Context, evaluator: Evaluator) -> dict[str, Any]:
     """Return what the metrics depend on; what is missing for one shows before the first round."""
     writes = any(task.kind == TEXT_GENERATION for task in context.federation.tasks.values())
@@ -179,6 +200,7 @@ def _facts(context: Context, device: str) -> dict[str, Any]:
         "environment": environment(device),
         "weights": context.foundation.weights, "random_weights": context.foundation.is_random,
         "data": context.config.data.source,
+        "data_sha256": _digests(context),
         "federation": context.federation.file.model_dump(mode="json"),
         "classes": {task: list(test.classes)
                     for task, (_, test) in context.federation.splits.items() if test.classes},

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tapfl.errors import TapflError, one_line
 from tapfl.model.packages import MINILM, is_installed, resolve
+from tapfl.model.weights import only_safetensors
 
 AUTO = "auto"
 BERT = "bert-base-uncased"
 BERT_LAYER = 9  # the one that agrees best with people, by the library's authors
 BATCH = 256
+MOST_TOKENS = 512
 
 
 class BertScore:
@@ -23,15 +26,11 @@ class BertScore:
         except ImportError:
             raise TapflError("evaluation.metrics: bertscore needs the bert-score library: "
                              "pip install 'tapfl[metrics]'") from None
-        from transformers.utils import logging
-
         chosen = usual_model() if model == AUTO else model
         self.model = Path(chosen).name.removeprefix("pip:")
         self.layer = layer or _usual_layer(chosen)
-        logging.disable_progress_bar()  # a bar over weights that load in no time
-        with one_line(f"evaluation.bertscore_model: cannot load {chosen}, layer {self.layer}"):
-            self._scorer = bert_score.BERTScorer(
-                model_type=resolve(chosen), num_layers=self.layer, device=device)
+        with one_line(f"evaluation.bertscore_model: cannot use {chosen}, layer {self.layer}"):
+            self._scorer = _scorer(bert_score, resolve(chosen), self.layer, device)
         self.facts = {"library": f"bert-score {bert_score.__version__}", "model": chosen,
                       "layer": self.layer}
 
@@ -41,12 +40,27 @@ class BertScore:
         return [float(value) for value in f1]
 
 
+def _scorer(library: Any, place: str, layer: int, device: str) -> Any:
+    """Return the library's scorer, tried out: what is wrong with a model shows before a run."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # a bar over weights that load in no time
+    only_safetensors(Path(place))
+    scorer = library.BERTScorer(model_type=place, num_layers=layer, device=device)
+    # A tokenizer that does not know its model's limit would be asked to cut at 10^30 tokens.
+    limit = getattr(scorer._model.config, "max_position_embeddings", MOST_TOKENS)
+    scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
+    scorer.score(["a test"], ["a trial"])
+    return scorer
+
+
 def usual_model() -> str:
     """Return the model that is taken where none is named."""
-    from transformers import AutoConfig
+    from transformers import AutoModel, AutoTokenizer
 
     try:
-        AutoConfig.from_pretrained(BERT)
+        AutoTokenizer.from_pretrained(BERT)
+        AutoModel.from_pretrained(BERT)
     except Exception:  # no hub, no cache, no network: the library raises all sorts of things
         if is_installed(MINILM):
             return MINILM

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import shutil
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+from filelock import FileLock
 
 from tapfl.data.cache import root
 from tapfl.errors import TapflError
@@ -56,21 +59,37 @@ class Meteor:
 def find_wordnet() -> Path | None:
     """Return a folder that nltk can read: its own, Debian's made complete, or ours."""
     nltk = _library()
-    ours = root() / "nltk_data"
-    if str(ours) not in nltk.data.path:
-        nltk.data.path.append(str(ours))
+    ours = root() / "nltk_data" / "corpora"
+    if str(ours.parent) not in nltk.data.path:  # it reads nothing outside of its folders
+        nltk.data.path.append(str(ours.parent))
     with contextlib.suppress(LookupError):
         return Path(str(nltk.data.find("corpora/wordnet")))
-    if not (DEBIAN / "index.sense").is_file():
+    archive = None
+    with contextlib.suppress(LookupError):  # what nltk's downloader leaves behind
+        archive = Path(str(nltk.data.find("corpora/wordnet.zip")))
+    if archive is None and not (DEBIAN / "index.sense").is_file():
         return None
-    copy = ours / "corpora" / "wordnet"
-    partial = copy.with_name("wordnet.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(DEBIAN, partial)
-    (partial / "lexnames").write_text("".join(
-        f"{number:02d}\t{name}\t{part}\n" for number, (name, part) in enumerate(LEXNAMES)))
-    partial.rename(copy)
-    return copy
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
+        ours.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(ours / "wordnet.lock")):
+            if not (ours / "wordnet").is_dir():
+                _copy(archive, ours)
+        return ours / "wordnet"
+    return None
+
+
+def _copy(archive: Path | None, ours: Path) -> None:
+    """Make a folder that nltk can read, from its own archive or from Debian's files."""
+    with tempfile.TemporaryDirectory(dir=ours) as partial:
+        made = Path(partial) / "wordnet"
+        if archive is not None:
+            shutil.unpack_archive(archive, partial)
+        else:
+            shutil.copytree(DEBIAN, made)
+            (made / "lexnames").write_text("".join(
+                f"{number:02d}\t{name}\t{part}\n"
+                for number, (name, part) in enumerate(LEXNAMES)))
+        made.rename(ours / "wordnet")
 
 
 def fetch_wordnet() -> Path:
@@ -78,9 +97,6 @@ def fetch_wordnet() -> Path:
     found = find_wordnet()
     if found is None:
         _library().download("wordnet", download_dir=str(root() / "nltk_data"), quiet=True)
-        with contextlib.suppress(OSError):
-            archive = root() / "nltk_data" / "corpora" / "wordnet.zip"
-            shutil.unpack_archive(archive, archive.parent)
         found = find_wordnet()
     if found is None:
         raise TapflError("WordNet cannot be fetched here (no connection to nltk's server); install "

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -27,7 +26,7 @@ from tapfl.errors import TapflError, nearest, one_line
 from tapfl.model.encoder import DEVIATION, MEAN, Encoder, ImageEmbedding, TextEmbedding
 from tapfl.model.layer import TransformerLayer
 from tapfl.model.packages import resolve
-from tapfl.model.weights import Source, flava_fields, seeded
+from tapfl.model.weights import Source, flava_fields, preprocessing, seeded
 from tapfl.tasks import MODALITIES
 
 RANDOM = "random"
@@ -302,15 +301,16 @@ def _renormalize(embedding: Any, weights: str) -> None:
     Where its folder tells another mean and deviation, the difference goes into the projection of
     the patches, which is linear in them.
     """
-    told = Path(resolve(weights)) / "preprocessor_config.json"
-    if not told.is_file():
+    told = None if weights == RANDOM else preprocessing(weights)
+    if told is None or not told.get("do_normalize", True) or "image_mean" not in told:
         return
-    with one_line(f"{told}: cannot read image_mean and image_std"):
-        values = json.loads(told.read_text())
-        mean, deviation = (torch.tensor(values[key], dtype=torch.float32).view(3, 1, 1)
+    with one_line(f"{weights}: preprocessor_config.json: cannot read image_mean and image_std"):
+        mean, deviation = (torch.tensor(told[key], dtype=torch.float32).view(3, 1, 1)
                            for key in ("image_mean", "image_std"))
     projection = embedding.projection
     shift = (torch.tensor(MEAN).view(3, 1, 1) - mean) / deviation
+    if projection.bias is None:
+        projection.bias = nn.Parameter(torch.zeros(projection.out_channels), requires_grad=False)
     projection.bias.add_((projection.weight * shift).sum(dim=(1, 2, 3)))
     projection.weight.mul_(torch.tensor(DEVIATION).view(3, 1, 1) / deviation)
 

@@ -7,7 +7,6 @@ stores the weights of its linear layers without names, the nodes that use them.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,12 +42,10 @@ def write_dinov2(file: Path, folder: Path) -> None:
     except (ValueError, IndexError, KeyError, StopIteration) as error:
         raise TapflError(f"{file}: no vision transformer can be read from it ({error})") from None
     folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: torch.from_numpy(value.copy()) for name, value in state.items()},
+              str(folder / "model.safetensors"), {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(DINOV2_SMALL, indent=2))
     (folder / "preprocessor_config.json").write_text(json.dumps(IMAGENET, indent=2))
-    partial = folder / f"model.{os.getpid()}.partial"
-    save_file({name: torch.from_numpy(value.copy()) for name, value in state.items()},
-              str(partial), {"format": "pt"})
-    partial.rename(folder / "model.safetensors")
 
 
 def read_vit(file: Path) -> dict[str, Array]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from filelock import FileLock
+
 from tapfl.data.cache import root
-from tapfl.errors import TapflError, nearest
+from tapfl.errors import TapflError, nearest, one_line
 from tapfl.model.onnx import write_dinov2
 
 PREFIX = "pip:"
@@ -69,8 +72,13 @@ def resolve(weights: str) -> str:
     if package.convert is None:
         return str(file.parent)
     folder = root() / "weights" / package.sha256[:16]
-    if not (folder / "model.safetensors").is_file():
-        package.convert(file, folder)
+    with one_line(f"{folder}: cannot be written; TAPFL_CACHE names another place"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if not folder.is_dir():
+                with tempfile.TemporaryDirectory(dir=folder.parent) as partial:
+                    package.convert(file, Path(partial) / "made")
+                    (Path(partial) / "made").rename(folder)
     return str(folder)
 
 

@@ -86,7 +86,7 @@ class Source:
 
     def read(self, weights: str, wanted: Sequence[str]) -> Any:
         """Load strictly: everything ``wanted`` must be there and must fit."""
-        _only_safetensors(Path(resolve(weights)))
+        only_safetensors(Path(resolve(weights)))
         with one_line(f"{weights}: cannot read safetensors weights"), _quiet():
             model, info = self._library().from_pretrained(
                 resolve(weights), use_safetensors=True, output_loading_info=True,
@@ -116,7 +116,19 @@ class Source:
         return getattr(transformers, self.model_class)
 
 
-def _only_safetensors(folder: Path) -> None:
+def preprocessing(weights: str) -> dict[str, Any] | None:
+    """Return what comes with weights about the images they were trained on, if anything does."""
+    from transformers.utils import cached_file
+
+    with one_line(f"{weights}: cannot read preprocessor_config.json"):
+        path = cached_file(resolve(weights), "preprocessor_config.json",
+                           _raise_exceptions_for_gated_repo=False,
+                           _raise_exceptions_for_missing_entries=False,
+                           _raise_exceptions_for_connection_errors=False)
+        return None if path is None else dict(json.loads(Path(path).read_text()))
+
+
+def only_safetensors(folder: Path) -> None:
     """Refuse a folder whose weights, or whose index of weights, are anything else."""
     if not folder.is_dir():
         return

@@ -53,8 +53,9 @@ def markdown(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     for method in methods:
         cells = []
         for (_, metric), column in table.items():
-            before, after = marks.get(column[method].rank, ("", ""))
-            cells.append(f"{before}{column[method].text(metric)}{after}")
+            cell = column.get(method)  # a client may lack what another has
+            before, after = marks.get(cell.rank if cell else 0, ("", ""))
+            cells.append(f"{before}{cell.text(metric) if cell else ''}{after}")
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -74,8 +75,9 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
         for key, _ in columns[start:start + 4]:
             drawn.add_column(_title(key[0], _short(key[1])), justify="right")
         for method in methods:
-            cells = [(column[method], key[1]) for key, column in columns[start:start + 4]]
+            cells = [(column.get(method), key[1]) for key, column in columns[start:start + 4]]
             drawn.add_row(method, *(
+                "" if c is None else
                 f"[{styles[c.rank]}]{c.text(m)}[/]" if c.rank in styles else c.text(m)
                 for c, m in cells))
         Console().print(drawn)

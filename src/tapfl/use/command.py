@@ -16,7 +16,7 @@ from tapfl.use.export import export
 from tapfl.use.load import ClientModel, load
 
 SHOWN = 5  # classes whose probabilities are printed
-Record = dict[str, str]
+Record = dict[str, Any]
 
 
 def run_predict(options: argparse.Namespace) -> None:
@@ -25,7 +25,7 @@ def run_predict(options: argparse.Namespace) -> None:
         raise TapflError("predict: expected --file, or --image and --text for a single input")
     if not options.file and not options.image and options.text is None:
         raise TapflError("predict: nothing to predict; expected --image, --text or --file")
-    model = load(options.run_folder, options.client, options.model, options.method, options.device)
+    model = _loaded(options, options.device)
     if options.file:
         _many(model, options.task, options.file, options.out)
         return
@@ -47,10 +47,15 @@ def run_predict(options: argparse.Namespace) -> None:
 
 def run_export(options: argparse.Namespace) -> None:
     """Write a client's model as files that stand on their own."""
-    model = load(options.run_folder, options.client, options.model, options.method, "cpu")
+    model = _loaded(options, "cpu")
     export(model, options.out, options.run_folder)
     print(f"written: {options.out} (method {model.card.method}, {model.state.size:,} parameters); "
           f"see {options.out / 'README.md'}")
+
+
+def _loaded(options: argparse.Namespace, device: str) -> ClientModel:
+    return load(options.run_folder, options.client, options.model, options.method, device,
+                options.modules)
 
 
 def _many(model: ClientModel, task: str, file: Path, out: Path | None) -> None:
@@ -61,7 +66,7 @@ def _many(model: ClientModel, task: str, file: Path, out: Path | None) -> None:
         column = model.image_column(spec, records[0])
         if any(not r.get(column) for r in records):
             raise TapflError(f"{file}: task '{task}' needs a column '{column}' with picture files")
-        images = [file.parent / r[column] for r in records]
+        images = [file.parent / str(r[column]) for r in records]
     answers = model.predict_many(task, images,
                                  records if "text" in spec.modalities else None)
     if spec.kind == "image_generation":
@@ -89,13 +94,13 @@ def _flat(answer: Mapping[str, Any]) -> Record:
 def _read(file: Path) -> list[Record]:
     if file.suffix not in (".csv", ".jsonl"):
         raise TapflError(f"--file {file}: expected a .csv or .jsonl file")
-    with one_line(f"--file {file}: cannot be read"), file.open(encoding="utf-8",
+    with one_line(f"--file {file}: cannot be read"), file.open(encoding="utf-8-sig",
                                                                newline="") as opened:
         records = (list(csv.DictReader(opened)) if file.suffix == ".csv"
                    else [dict(json.loads(line)) for line in opened if line.strip()])
     if not records:
         raise TapflError(f"--file {file}: no rows")
-    return [{str(k): "" if v is None else str(v) for k, v in record.items()} for record in records]
+    return records
 
 
 def _write(opened: Any, rows: Sequence[Record], suffix: str) -> None:

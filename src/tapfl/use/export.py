@@ -21,6 +21,8 @@ def export(model: ClientModel, folder: Path | str, run: Path | str | None = None
     ``tapfl.load(folder)`` reads it back. ``run`` is where the client's own results are found.
     """
     out, card = Path(folder), model.card
+    if ":" in card.method:
+        raise TapflError(f"export: {card.method} is code of your own, which no file can carry")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise TapflError(f"--out {out}: there is something already; expected a new folder")
     rows = _results(Path(run), card.client, card.method) if run is not None else []
@@ -57,7 +59,8 @@ def _readme(model: ClientModel, rows: Sequence[Row], adapters: Sequence[str]) ->
     for task in model.tasks.values():
         lines.append(f"| {task.name} | {task.kind} | {' and '.join(task.modalities)} | "
                      f"{_classes(card.classes.get(task.name), task.classes)} |")
-    lines += ["", "## Results on the client's test data", ""]
+    lines += ["", "## Results", "", "On the client's own test data; `general_` is on those of the "
+              "task's other clients.", ""]
     if rows:
         lines += ["| task | metric | value | samples |", "|---|---|---|---|"]
         lines += [f"| {r['task']} | {r['metric']} | {r['value']:.4g} | {r['samples']} |"

@@ -16,7 +16,7 @@ from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.batches import TaskData, Texts
 from tapfl.data.custom import DataEntry
-from tapfl.data.federation import ClientEntry, Federation, FederationFile
+from tapfl.data.federation import ClientEntry, Federation, FederationFile, parse_id
 from tapfl.data.prepare import picture
 from tapfl.data.prompts import prompt
 from tapfl.engine.build import set_speed
@@ -28,7 +28,7 @@ from tapfl.evaluation.evaluate import Evaluator
 from tapfl.federated.context import Context
 from tapfl.model.foundation import build_foundation, load_tokenizer
 from tapfl.reading import check
-from tapfl.tasks import Task
+from tapfl.tasks import Task, check_name
 
 CARD = "tapfl.json"
 WEIGHTS = "model.safetensors"
@@ -44,21 +44,29 @@ class Card:
     client: str
     method: str
     classes: Mapping[str, Sequence[str]]
-    modules: Path | None
     weights: Path
 
 
-def load(run: Path | str, client: str | None = None, model: str = PERSONAL,
-         method: str | None = None, device: str = "auto") -> ClientModel:
+def load(run: Path | str, client: str | None = None, model: str | None = None,
+         method: str | None = None, device: str = "auto",
+         modules: Path | None = None) -> ClientModel:
     """Load a client's model from a run, or from a folder that ``tapfl export`` wrote.
 
-    ``model`` is ``personal`` (TAP's X, a post-trained model, ...) or ``federated`` (its W);
-    ``method`` names one of the run's methods instead.
+    ``model`` is ``personal`` (TAP's X, a post-trained model, ...; the default) or ``federated``
+    (its W); ``method`` names one of the run's methods instead. A method of your own is imported
+    from ``modules`` alone: a record from elsewhere cannot name code.
     """
     folder = Path(run)
     if (folder / CARD).is_file():
-        return ClientModel(_exported(folder), pick_device(device))
-    return ClientModel(card_of(folder, client, model, method), pick_device(device))
+        card = _exported(folder)
+        for option, asked, there in (("client", client, card.client),
+                                     ("method", method, card.method), ("model", model, None)):
+            if asked not in (None, there):
+                raise TapflError(f"--{option} {asked}: {folder} holds one model, that of client "
+                                 f"{card.client} by {card.method}")
+    else:
+        card = card_of(folder, client, model or PERSONAL, method)
+    return ClientModel(card, pick_device(device), modules)
 
 
 def card_of(folder: Path, client: str | None, model: str = PERSONAL,
@@ -71,6 +79,9 @@ def card_of(folder: Path, client: str | None, model: str = PERSONAL,
     if not record.get("finished"):
         raise TapflError(f"{folder}: this run is not complete; finish it with: "
                          f"tapfl run --resume --out {folder}")
+    for key in ("config", "federation", "classes"):
+        if key not in record:
+            raise TapflError(f"{path}: has no '{key}'; it was made by an older version of tapfl")
     config = check(Config, record["config"], str(path))
     file = check(FederationFile, record["federation"], str(path))
     if client is None:
@@ -82,7 +93,7 @@ def card_of(folder: Path, client: str | None, model: str = PERSONAL,
     tasks = {name: file.tasks[name] for name in entry.tasks}
     return Card(config, FederationFile(tasks=tasks, clients=[entry]), client, chosen,
                 {t: names for t, names in record["classes"].items() if t in tasks},
-                Path(record["modules"]), _weights(folder, chosen, client))
+                _weights(folder, chosen, client))
 
 
 def _exported(folder: Path) -> Card:
@@ -90,8 +101,9 @@ def _exported(folder: Path) -> Card:
     where = str(folder / CARD)
     with one_line(f"{where}: not the card of an exported model"):
         return Card(check(Config, record["config"], where),
-                    check(FederationFile, record["federation"], where), record["client"],
-                    record["method"], record["classes"], None, folder / WEIGHTS)
+                    check(FederationFile, record["federation"], where),
+                    check_name(record["client"], "client"), str(record["method"]),
+                    dict(record["classes"]), folder / WEIGHTS)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -107,11 +119,8 @@ def _ids(config: Config, file: FederationFile) -> list[str]:
 
 def _entry(config: Config, file: FederationFile, client: str) -> ClientEntry:
     """Return the kind of a client; an id that is nobody's gets the nearest one."""
-    group, dash, name = client.partition("-")
-    if config.federation.groups == 1:
-        name = client
-    elif not (dash and group[:1] == "g" and group[1:].isdigit()
-              and int(group[1:]) < config.federation.groups):
+    group, name = parse_id(client, config.federation.groups)
+    if group >= config.federation.groups:
         name = ""
     for entry in file.clients:
         if entry.name == name:
@@ -125,18 +134,19 @@ def _half(method: str) -> str:
 
 def _chosen(methods: Sequence[str], model: str) -> str:
     """Return the run's method that a kind of model comes from."""
-    if model == FEDERATED:
-        shared = [m for m in map(_half, methods) if m != "local"]
-        if shared:
-            return shared[-1] if methods[-1] in SHORT else shared[0]
-        raise TapflError("--model federated: every client of this run learned alone")
-    if model != PERSONAL:
+    if model not in (PERSONAL, FEDERATED):
         raise TapflError(f"--model {model}: expected {PERSONAL} or {FEDERATED}")
-    own = [m for m in methods if "+" in SHORT.get(m, m)] or [m for m in methods if m == "local"]
-    if not own:
+    own = [m for m in methods if "+" in SHORT.get(m, m)]
+    chosen = "tap" if "tap" in own else own[-1] if own else None
+    if model == FEDERATED:  # the W that the personal model has watched, or the first that there is
+        shared = [m for m in map(_half, [chosen] if chosen else methods) if m != "local"]
+        if not shared:
+            raise TapflError("--model federated: every client of this run learned alone")
+        return shared[0]
+    if chosen is None and len(methods) > 1 and set(methods) - {"local"}:
         raise TapflError("--model personal: this run has no personalised method, only "
-                         f"{', '.join(methods)}; expected --model federated")
-    return "tap" if "tap" in own else own[-1]
+                         f"{', '.join(methods)}; choose one with --method, or --model federated")
+    return chosen or methods[0]
 
 
 def _weights(folder: Path, method: str, client: str) -> Path:
@@ -151,9 +161,13 @@ def _weights(folder: Path, method: str, client: str) -> Path:
 class ClientModel:
     """A client's model, ready to predict: only the encoders and stacks of its tasks are built."""
 
-    def __init__(self, card: Card, device: str = "cpu") -> None:
+    def __init__(self, card: Card, device: str = "cpu", modules: Path | None = None) -> None:
         self.card, self.device = card, device
         self.tasks: dict[str, Task] = card.file.task_table()
+        for name, names in card.classes.items():
+            if name in self.tasks and len(names) != self.tasks[name].classes:
+                raise TapflError(f"task '{name}': {len(names)} names for "
+                                 f"{self.tasks[name].classes} classes")
         config = card.config
         modalities = sorted({m for task in self.tasks.values() for m in task.modalities})
         foundation = build_foundation(config.foundation, modalities,
@@ -162,7 +176,10 @@ class ClientModel:
         # A method asks its federation for the tasks alone; there are no data here.
         context = Context(config, cast(Federation, SimpleNamespace(tasks=self.tasks)), foundation,
                           device)
-        (found,) = plan([_half(card.method)], card.modules)
+        if ":" in card.method and modules is None:
+            raise TapflError(f"{card.method}: a method of your own; name the folder it is imported "
+                             "from with --modules DIR")
+        (found,) = plan([_half(card.method)], modules)
         self._method = found.method(context)
         self.network = self._method.network
         self.state = self._load()
@@ -192,7 +209,7 @@ class ClientModel:
                              + nearest(name, self.tasks))
         return self.tasks[name]
 
-    def predict(self, task: str, image: Any = None, text: str | Mapping[str, str] | None = None,
+    def predict(self, task: str, image: Any = None, text: str | Mapping[str, Any] | None = None,
                 ) -> dict[str, Any]:
         """Answer one input; see ``predict_many``."""
         return self.predict_many(task, None if image is None else [image],
@@ -200,7 +217,7 @@ class ClientModel:
 
     @torch.no_grad()
     def predict_many(self, task: str, images: Sequence[Any] | None = None,
-                     texts: Sequence[str | Mapping[str, str]] | None = None,
+                     texts: Sequence[str | Mapping[str, Any]] | None = None,
                      ) -> list[dict[str, Any]]:
         """Answer many inputs: pictures (files, bytes or PIL's) and texts, as the task takes them.
 
@@ -233,7 +250,7 @@ class ClientModel:
         return pixels.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
 
     def _data(self, task: Task, images: Sequence[Any] | None,
-              texts: Sequence[str | Mapping[str, str]] | None) -> TaskData:
+              texts: Sequence[str | Mapping[str, Any]] | None) -> TaskData:
         given = {"image": images, "text": texts}
         for modality, values in given.items():
             if (modality in task.modalities) != (values is not None):
@@ -253,7 +270,7 @@ class ClientModel:
                                  self.network.foundation.max_text)
         return data.to(self.device)
 
-    def image_column(self, task: Task, record: Mapping[str, str]) -> str:
+    def image_column(self, task: Task, record: Mapping[str, Any]) -> str:
         """Return where a record has its picture: as in the client's own data, or ``image``."""
         entry = self._entry(task)
         return entry.image if entry and entry.image in record else "image"
@@ -262,11 +279,11 @@ class ClientModel:
         holding = self.card.file.clients[0].tasks[task.name]
         return holding if isinstance(holding, DataEntry) else self.card.file.tasks[task.name].data
 
-    def _prompt(self, task: Task, text: str | Mapping[str, str]) -> str:
+    def _prompt(self, task: Task, text: str | Mapping[str, Any]) -> str:
         values = {"text": text} if isinstance(text, str) else text
         return prompt(task.name, values, self._entry(task))
 
 
 def _picture(image: Any) -> Any:
     with one_line(f"{image if isinstance(image, str | Path) else 'image'}: not a readable picture"):
-        return picture(str(image) if isinstance(image, Path) else image)
+        return picture(Path(image) if isinstance(image, str) else image)
