@@ -120,8 +120,8 @@ class DataConfig(Section):
 
     ``miniature`` is the small world (1200 and 120 unless said otherwise). ``hub`` are the paper's
     eight data sets, from the hub or from a ``folder`` that mirrors it (TAPFL_DATA by default);
-    ``synthetic`` is noise in their sizes, to measure speed. There a number only makes smaller. A
-    federation file may name data of its own, which need no source.
+    ``synthetic`` is noise in their sizes, to measure speed. There a number only makes smaller, and
+    so it does (for every client) with data of its own that a federation file names.
     """
 
     source: Literal["miniature", "hub", "synthetic"] = "miniature"

@@ -50,9 +50,9 @@ def pictures(folder, count=10):
 def test_a_folder_of_pictures(tmp_path, tokenizer):
     pictures(tmp_path / "a")
     pictures(tmp_path / "b", 5)
-    federation = open_(write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}",
-                                        "{name: y, tasks: {scan: {path: b, test: 0.5}}}"],
-                             ["scan"]), tokenizer)
+    config = write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}",
+                              "{name: y, tasks: {scan: {path: b, test: 0.5}}}"], ["scan"])
+    federation = open_(config, tokenizer)
     train, test = federation.splits["scan"]
     assert (len(train), len(test)) == (16 + 5, 4 + 5)
     assert train.classes == ("dark", "light")
@@ -61,8 +61,9 @@ def test_a_folder_of_pictures(tmp_path, tokenizer):
     x, y = federation
     assert (x.samples, y.samples) == (16, 5)
     assert sorted([*x.tests["scan"], *y.tests["scan"]]) == list(range(9))
-    own = train.images[x.data.parts[0][1]]
-    assert len(own) == 16
+    data = config.data.model_copy(update={"train": 3, "test": 2})
+    few = open_(config.model_copy(update={"data": data}), tokenizer)
+    assert [(c.samples, len(c.tests["scan"])) for c in few] == [(3, 2), (3, 2)]
     # The same task, reconstructed instead.
     config = write(tmp_path, ["{name: x, tasks: {copy: {path: a}}}"], ["copy"])
     assert open_(config, tokenizer).splits["copy"][0].labels is None

@@ -13,7 +13,7 @@ from tapfl.cli import main
 from tapfl.data.prompts import prompt
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
-from tapfl.use.load import _chosen
+from tapfl.use.card import _chosen
 from tests.experiment import tiny_experiment
 
 METHODS = ["fedavg", "fedavg+post", "tap", "feddat", "feddat+post", "local"]

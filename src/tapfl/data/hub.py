@@ -14,7 +14,7 @@ import numpy as np
 from tapfl.config import DataConfig
 from tapfl.data import templates
 from tapfl.data.batches import TaskData
-from tapfl.data.prepare import Preparation, Recipe, joined
+from tapfl.data.prepare import Preparation, Recipe, at_most, joined
 from tapfl.data.table import Row, hub_table, mirror
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import IMAGE_GENERATION, Task
@@ -125,14 +125,6 @@ def load(config: DataConfig, task: Task,
         cut = len(order) - len(order) // TEST_SHARE
         train, test = train.take(order[:cut]), train.take(order[cut:])
     return at_most(train, config.train, config.seed), at_most(test, config.test, config.seed)
-
-
-def at_most(data: TaskData, limit: int | None, seed: int) -> TaskData:
-    """Return all samples, or so many drawn from them."""
-    if limit is None or limit >= len(data):
-        return data
-    drawn = np.random.default_rng([seed, len(data)]).permutation(len(data))[:limit]
-    return data.take(np.sort(drawn))
 
 
 def _check(task: Task, found: HubSet) -> None:

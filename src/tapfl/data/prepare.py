@@ -95,7 +95,7 @@ class _Maker:
         self.task, self.recipe, self.table, self.setting = task, recipe, table, setting
         self.images: list[NDArray[np.uint8]] = []
         self.values: dict[str, list[Any]] = {"text": [], "answer": [], "label": []}
-        self.kept, self.broken = 0, list[tuple[int, str]]()
+        self.broken: list[tuple[int, str]] = []
 
     def make(self) -> Entry:
         self.table.need(self.recipe.columns)
@@ -138,7 +138,6 @@ class _Maker:
         if isinstance(found, str):
             self.broken.append((number, found))
             return
-        self.kept += 1
         if "image" in found:
             self.images.append(found["image"])
         for name, values in self.values.items():
@@ -208,6 +207,14 @@ class Silent:
 
     def say(self, message: str) -> None:
         """Say nothing."""
+
+
+def at_most(data: TaskData, limit: int | None, seed: int) -> TaskData:
+    """Return all samples, or so many drawn from them."""
+    if limit is None or limit >= len(data):
+        return data
+    drawn = np.random.default_rng([seed, len(data)]).permutation(len(data))[:limit]
+    return data.take(np.sort(drawn))
 
 
 def joined(parts: Iterable[TaskData], pad: int) -> TaskData:

@@ -14,7 +14,7 @@ from tapfl.config import Config, DataConfig
 from tapfl.data import custom, hub, miniature, synthetic
 from tapfl.data.batches import Rows, TaskData, Texts
 from tapfl.data.custom import OwnData
-from tapfl.data.prepare import Listener, Preparation, Silent, joined
+from tapfl.data.prepare import Listener, Preparation, Silent, at_most, joined
 from tapfl.data.samples import Samples
 from tapfl.errors import TapflError
 from tapfl.tasks import Task
@@ -80,7 +80,9 @@ class _Loader:
         return SOURCES[self.config.source](self, task), {}
 
     def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:
-        return custom.load(entry, task, self.own, self.config, self.preparation)
+        config = self.config
+        train, test = custom.load(entry, task, self.own, config, self.preparation)
+        return at_most(train, config.train, config.seed), at_most(test, config.test, config.seed)
 
     @functools.cached_property
     def preparation(self) -> Preparation:

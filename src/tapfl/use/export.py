@@ -12,7 +12,8 @@ from tapfl.engine.record import Row, read_results
 from tapfl.engine.store import write_json, write_state
 from tapfl.errors import TapflError
 from tapfl.model.peft import export_encoder_lora
-from tapfl.use.load import CARD, WEIGHTS, ClientModel
+from tapfl.use.card import CARD, WEIGHTS
+from tapfl.use.load import ClientModel
 
 
 def export(model: ClientModel, folder: Path | str, run: Path | str | None = None) -> Path:
