@@ -4,7 +4,7 @@ import pytest
 
 from tapfl.config import EvaluationConfig, load_config
 from tapfl.errors import TapflError
-from tapfl.evaluation import meteor
+from tapfl.evaluation import bertscore, meteor
 from tapfl.evaluation.metrics import TextMetric, exact_match, plain, text_metrics, token_f1
 from tapfl.model.packages import MINILM, is_installed, resolve
 
@@ -115,3 +115,14 @@ def test_wordnet_as_nltks_downloader_leaves_it(tmp_path, monkeypatch):
     assert found == tmp_path / "cache" / "nltk_data" / "corpora" / "wordnet"
     assert (found / "lexnames").is_file()
     assert meteor.find_wordnet() == found
+
+
+def test_which_model_bertscore_takes_by_itself(monkeypatch):
+    monkeypatch.setattr(bertscore, "_is_cached", lambda model: False)
+    monkeypatch.setattr(bertscore, "is_installed", lambda model: True)
+    for answers, expected in ((True, bertscore.BERT), (False, MINILM)):
+        monkeypatch.setattr(bertscore, "_hub_answers", lambda answers=answers: answers)
+        assert bertscore.usual_model() == expected
+    monkeypatch.setattr(bertscore, "is_installed", lambda model: False)
+    with pytest.raises(TapflError, match=r"tapfl\[offline\]"):
+        bertscore.usual_model()

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,7 +153,9 @@ def _library() -> Any:
         raise TapflError("data sets of the hub and parquet files need the datasets library: "
                          "pip install 'tapfl[data]'") from None
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors are told in one line
+    # Their errors are told in one line, not also as they come.
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     return datasets
 
 

@@ -154,8 +154,9 @@ class Trajectory:
         federation = self.context.federation
         rows: list[Row] = []
         folder = self.store.folder / "final"
-        write_state(self.models / slug(self.plan.federated) / "server.safetensors",
-                    self.server.blocks, {})
+        if self.method.exchanged(federation[0]):  # without a server there is no server's model
+            write_state(self.models / slug(self.plan.federated) / "server.safetensors",
+                        self.server.blocks, {})
         for index in range(len(federation)):
             path = folder / f"{federation.id_of(index)}.json"
             record = _recorded(path)

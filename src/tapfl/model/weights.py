@@ -156,11 +156,16 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the library's report on unused tensors: most of a checkpoint is unused here."""
+    """Silence the library's report on unused tensors, most of a checkpoint here, and its bar."""
+    from transformers.utils import logging as library
+
     logger = logging.getLogger("transformers")
-    level = logger.level
+    level, bar = logger.level, library.is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)
+    library.disable_progress_bar()
     try:
         yield
     finally:
         logger.setLevel(level)
+        if bar:
+            library.enable_progress_bar()
