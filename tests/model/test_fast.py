@@ -12,7 +12,7 @@ from tapfl.model import fast
 from tapfl.model.layer import MOST_COLUMNS, TransformerLayer
 from tapfl.model.network import build_network
 from tests import conftest
-from tests.conftest import FLAVA, TASKS, randomize, tiny_config
+from tests.conftest import FLAVA, PAIR, TASKS, randomize, tiny_config
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -62,6 +62,25 @@ def test_fast_equals_plain(sections, task):
     assert set(quick_gradients) == set(plain_gradients)
     for name, gradient in plain_gradients.items():
         torch.testing.assert_close(quick_gradients[name], gradient, atol=2e-5, rtol=2e-4, msg=name)
+
+
+def test_a_pairs_image_encoder_goes_through_the_kernels():
+    """DINOv2 scales what a layer adds; folded into the weights, it is a layer like any other."""
+    config = tiny_config("pair", lora={"dropout": 0.0})
+    image = {"model_type": "dinov2", "hidden_size": 32, "num_attention_heads": 2, "mlp_ratio": 2,
+             "num_hidden_layers": 2, "image_size": 32, "patch_size": 8, "layerscale_value": 0.5}
+    foundation = config.foundation.model_copy(
+        update={"architecture": {**PAIR, "image": image}})
+    network = randomize(build(config.model_copy(update={"foundation": foundation}))).eval()
+    encoder = network.foundation.encoders["image"].layers
+    assert all(fast.suits(layer) for layer in encoder)
+    batch, found = make_batch(TASKS["pets"]), []
+    for quick in (False, True):
+        for layer in encoder:
+            layer.fast = quick
+        with torch.no_grad():
+            found.append(network("pets", batch).prediction)
+    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=2e-5)
 
 
 def test_dropout_of_the_kernels_leaves_the_mean_alone():
