@@ -17,7 +17,7 @@ from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe, at_most, joined
 from tapfl.data.table import Row, hub_table, mirror
 from tapfl.errors import TapflError, nearest
-from tapfl.tasks import IMAGE_GENERATION, Task
+from tapfl.tasks import IMAGE_GENERATION, TEXT_GENERATION, Task
 
 TEST_SHARE = 5  # where there is one split, the last fifth of it, shuffled, is the test
 
@@ -42,15 +42,14 @@ class HubSet:
 
     def recipe(self, task: Task) -> Recipe:
         """Return how its rows become samples of a task."""
-        label = self.label
+        image = self.image if "image" in task.modalities else None
+        label = self.label if task.is_classification else None
         words = self.words and functools.partial(_full, self.columns, self.words)
-        columns = (*self.columns, *filter(None, (self.image, self.label)))
         return Recipe(
-            task.name, columns, self.image,
+            task.name, (*self.columns, *filter(None, (image, label))), image,
             (lambda row: words(row)[0]) if words and "text" in task.modalities else None,
-            (lambda row: int(row[label]) - self.first_label)
-            if label and task.is_classification else None,
-            (lambda row: words(row)[1]) if words and task.kind == "text_generation" else None,
+            (lambda row: int(row[label]) - self.first_label) if label else None,
+            (lambda row: words(row)[1]) if words and task.kind == TEXT_GENERATION else None,
             labels=label)
 
 
