@@ -13,10 +13,18 @@ from tapfl.errors import TapflError, nearest
 T = TypeVar("T", bound=BaseModel)
 
 
-def is_file(path: str) -> bool:
+def is_file(path: str | Path) -> bool:
     """Return whether there is such a file; a name that cannot be one is none."""
     try:
         return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def exists(path: str | Path) -> bool:
+    """Return whether there is such a file or folder."""
+    try:
+        return Path(path).exists()
     except (OSError, ValueError):
         return False
 

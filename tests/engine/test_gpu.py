@@ -49,10 +49,9 @@ def test_half_precision_follows_full_precision(tmp_path):
         run(experiment(tmp_path, lora={"dropout": 0.0}, **sections), tmp_path / name,
             device="cuda")
     full = losses(tmp_path / "full")
-    for name in ("fast", "plain"):
-        apart = [abs(h / f - 1) for h, f in zip(losses(tmp_path / name), full, strict=True)]
-        assert max(apart) < 0.1  # a tiny model far from converged: its curves are rough
-        assert sum(apart) / len(apart) < 0.02
+    assert losses(tmp_path / "fast") == pytest.approx(full, rel=0.05)
+    # A tiny model far from converged: one of its 40 losses was 5.6% away on an H200.
+    assert losses(tmp_path / "plain") == pytest.approx(full, rel=0.06)
 
 
 def test_images_that_do_not_fit_are_fetched(tmp_path):

@@ -135,6 +135,10 @@ def test_files_of_many_inputs(finished, tmp_path, capsys):
     (["--client", "news", "--task", "agnews", "--file", "a.png"], "expected a .csv or .jsonl"),
     (["--client", "news", "--task", "agnews", "--file", "none.csv"], "no rows"),
     (["--client", "looks", "--task", "vqa", "--file", "texts.csv"], "needs a column 'image'"),
+    (["--client", "news", "--task", "agnews", "--file", "ragged.csv"],
+     "ragged.csv: row 1: 2 values, expected 1"),
+    (["--client", "news", "--task", "agnews", "--file", "bad.jsonl"], "bad.jsonl: row 0: not JSON"),
+    (["--client", "news", "--task", "agnews", "--file", "bytes.csv"], "bytes.csv: cannot be read"),
     (["--client", "news", "--task", "agnews", "--text", "x", "--method", "tp"],
      "the run has no 'tp'"),
     (["--client", "news", "--task", "agnews", "--text", "x", "--model", "best"],
@@ -147,6 +151,9 @@ def test_bad_requests(finished, monkeypatch, capsys, arguments, message):
     (finished / "bad.png").write_text("no picture")
     (finished / "none.csv").write_text("text\n")
     (finished / "texts.csv").write_text("text\nwhat?\n")
+    (finished / "ragged.csv").write_text("text\na\nb,c\n")
+    (finished / "bad.jsonl").write_text("{\n")
+    (finished / "bytes.csv").write_bytes(b"text\n\xff\xfe\n")
     assert main(["predict", "run", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error

@@ -16,6 +16,7 @@ from tapfl.config import Config
 from tapfl.data.batches import ClientData, TaskData
 from tapfl.data.federation import load_federation
 from tapfl.data.sources import load_data
+from tapfl.data.table import forget_checksums
 from tapfl.engine.build import own_data
 from tapfl.model.foundation import build_foundation, load_tokenizer
 
@@ -37,6 +38,7 @@ def run(config: Config, device: str, quick: bool = False) -> Report:
             load = partial(load_data, config, {name: task}, tokenizer, limit, device,
                            own=own_data(config, file))
             splits, seconds = once(load, device)
+            forget_checksums()
             _, again = once(load, device)
             train, test = splits[name]
             count = len(train) + len(test)

@@ -16,7 +16,7 @@ from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe
 from tapfl.data.table import Row, Table, file_table, hub_table, mirror
 from tapfl.errors import TapflError, nearest
-from tapfl.reading import is_file
+from tapfl.reading import exists, is_file
 from tapfl.tasks import TEXT_GENERATION, Task
 
 FIELD = re.compile(r"\{([^{}]*)\}")
@@ -85,7 +85,7 @@ def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
 
     data = read(train)
     if isinstance(entry.test, str):
-        if entry.path is not None and _exists(folder / entry.test):
+        if entry.path is not None and exists(folder / entry.test):
             return data, read(table(entry.test, "train"))
         return data, read(table(entry.path, entry.test))
     order = np.random.default_rng(config.seed).permutation(len(data))
@@ -95,15 +95,8 @@ def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
     return data.take(order[kept:]), data.take(order[:kept])
 
 
-def _exists(place: Path) -> bool:
-    try:
-        return place.exists()
-    except (OSError, ValueError):  # a name that no file can have
-        return False
-
-
 def _file(place: Path, split: str) -> Table:
-    if split != "train" and is_file(str(place)):
+    if split != "train" and is_file(place):
         raise TapflError(f"{place}: a file has no split '{split}'; test: expected a share or "
                          "another file")
     return file_table(place, split)

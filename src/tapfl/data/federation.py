@@ -204,8 +204,7 @@ class Federation(Sequence[Client]):
     def id_of(self, index: int) -> str:
         """Return a client's id: its kind's name and, where there are several, its group."""
         group, kind = divmod(index, len(self.file.clients))
-        name = self.file.clients[kind].name
-        return name if self.config.groups == 1 else f"g{group}-{name}"
+        return client_id(group, self.file.clients[kind].name, self.config.groups)
 
     def find(self, id_: str) -> Client:
         """Return a client by its id."""
@@ -277,6 +276,11 @@ class Federation(Sequence[Client]):
                         raise TapflError(
                             f"federation.holdout: client '{self.id_of(index)}' has {count} "
                             f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
+
+
+def client_id(group: int, name: str, groups: int) -> str:
+    """Return the id of a kind of client in a group; ``parse_id`` is its inverse."""
+    return name if groups == 1 else f"g{group}-{name}"
 
 
 def parse_id(id_: str, groups: int) -> tuple[int, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from tapfl.config import DataConfig
 from tapfl.data import templates
 from tapfl.data.batches import TaskData
-from tapfl.data.prepare import Preparation, Recipe, at_most, joined
+from tapfl.data.prepare import Preparation, Recipe, joined
 from tapfl.data.table import Row, hub_table, mirror
 from tapfl.errors import TapflError, nearest
 from tapfl.tasks import IMAGE_GENERATION, TEXT_GENERATION, Task
@@ -27,7 +27,8 @@ class HubSet:
     """A data set of the hub: its splits, and the columns of a sample.
 
     ``label`` is a column, counted from ``first_label``. ``words`` makes a row's text and answer
-    from some ``columns``; a task without answers leaves them empty.
+    from some ``columns``; a task without answers leaves them empty. ``typed`` is the one column
+    that a person fills by typing a text, where there is such.
     """
 
     id: str
@@ -39,6 +40,7 @@ class HubSet:
     first_label: int = 0
     columns: tuple[str, ...] = ()
     words: Callable[[Row], tuple[str, str]] | None = None
+    typed: str | None = None
 
     def recipe(self, task: Task) -> Recipe:
         """Return how its rows become samples of a task."""
@@ -91,9 +93,9 @@ SETS = {
                    ("professional_law", "professional_medicine", "moral_scenarios"),
                    columns=("subject", "question", "choices", "answer"), words=_mmlu),
     "vqa": HubSet("merve/vqav2-small", "validation", None, image="image",
-                  columns=("question", "multiple_choice_answer"), words=_vqa),
+                  columns=("question", "multiple_choice_answer"), words=_vqa, typed="question"),
     "commongen": HubSet("allenai/common_gen", "train", "validation",
-                        columns=("concepts", "target"), words=_commongen),
+                        columns=("concepts", "target"), words=_commongen, typed="concepts"),
 }
 
 
@@ -123,7 +125,7 @@ def load(config: DataConfig, task: Task,
         order = np.random.default_rng(config.seed).permutation(len(train))
         cut = len(order) - len(order) // TEST_SHARE
         train, test = train.take(order[:cut]), train.take(order[cut:])
-    return at_most(train, config.train, config.seed), at_most(test, config.test, config.seed)
+    return train, test
 
 
 def _check(task: Task, found: HubSet) -> None:

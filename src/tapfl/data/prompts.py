@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tapfl.data import hub, templates
+from tapfl.data import hub
 from tapfl.data.custom import FIELD, DataEntry
 from tapfl.errors import TapflError, one_line
 
 TEXT = "text"
+LISTS = ("choices", "concepts")  # columns that JSON can hold and CSV cannot
+NO_ANSWER = {"answer": 0, "multiple_choice_answer": "", "target": ""}  # what is still to be said
 
 
 def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None) -> str:
@@ -20,20 +22,17 @@ def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None)
     if entry is not None:
         return _filled(task, values, entry.text)
     known = hub.SETS.get(task)
-    if known and known.words and known.columns:
-        inputs = {**values, "answer": 0, "multiple_choice_answer": "", "target": ""}
-        if all(_fits(column, inputs.get(column)) for column in known.columns):
-            with one_line(f"task '{task}': a row with {', '.join(values)} makes no prompt"):
-                return known.words(inputs)[0]
-    text = _text(task, values)
-    if task == "vqa":
-        return templates.vqa(text, "")[0]
-    if task == "commongen":
-        return templates.commongen([c.strip() for c in text.split(",")], "")[0]
-    return text
-
-
-LISTS = ("choices", "concepts")  # columns that JSON can hold and CSV cannot
+    if known is None or known.words is None:
+        return _text(task, values)
+    inputs = {**values, **NO_ANSWER}
+    if known.typed and not _fits(known.typed, inputs.get(known.typed)):
+        text = _text(task, values)
+        inputs[known.typed] = ([word.strip() for word in text.split(",")]
+                               if known.typed in LISTS else text)
+    if not all(_fits(column, inputs.get(column)) for column in known.columns):
+        return _text(task, values)
+    with one_line(f"task '{task}': a row with {', '.join(values)} makes no prompt"):
+        return known.words(inputs)[0]
 
 
 def _fits(column: str, value: Any) -> bool:

@@ -80,9 +80,13 @@ class _Loader:
         return SOURCES[self.config.source](self, task), {}
 
     def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:
+        return self.limited(custom.load(entry, task, self.own, self.config, self.preparation))
+
+    def limited(self, pair: Pair) -> Pair:
+        """Return as many samples of real data as the configuration wants at most."""
         config = self.config
-        train, test = custom.load(entry, task, self.own, config, self.preparation)
-        return at_most(train, config.train, config.seed), at_most(test, config.test, config.seed)
+        return (at_most(pair[0], config.train, config.seed),
+                at_most(pair[1], config.test, config.seed))
 
     @functools.cached_property
     def preparation(self) -> Preparation:
@@ -114,7 +118,7 @@ def _synthetic(load: _Loader, task: Task) -> Pair:
 
 
 def _hub(load: _Loader, task: Task) -> Pair:
-    return hub.load(load.config, task, load.preparation)
+    return load.limited(hub.load(load.config, task, load.preparation))
 
 
 SOURCES: dict[str, Callable[[_Loader, Task], Pair]] = {

@@ -116,7 +116,7 @@ def file_table(path: Path, split: str | None = None) -> Table:
         if not path.is_file():
             raise TapflError(f"{path}: no such file or folder")
     if suffix in TEXT_FILES:
-        return Table(where, content(path), lambda: _lines(path))
+        return Table(where, content(path), lambda: text_rows(path, errors="replace"))
     return Table(where, content(path), lambda: _content(
         where, _load(where, "parquet", data_files={"train": where}, split="train")))
 
@@ -161,9 +161,12 @@ def _library() -> Any:
 
 # What is read here
 
-def _lines(path: Path) -> Content:
-    """Read CSV, with tabs or commas, or JSON lines; every CSV value is the text that it is."""
-    with one_line(f"{path}: cannot be read"), path.open(encoding="utf-8-sig", errors="replace",
+def text_rows(path: Path, errors: str = "strict") -> Content:
+    """Read CSV, with tabs or commas, or JSON lines; every CSV value is the text that it is.
+
+    ``errors`` tells what becomes of bytes that are no UTF-8, as in ``open``.
+    """
+    with one_line(f"{path}: cannot be read"), path.open(encoding="utf-8-sig", errors=errors,
                                                         newline="") as file:
         if path.suffix.lower() == ".jsonl":
             found = [_json(line) for line in file if line.strip()]
@@ -228,6 +231,11 @@ def _stamp(folder: Path, name: str) -> Stamp:
         found = (folder / name).stat()
         return name, found.st_size, found.st_mtime_ns
     return name, -1, 0
+
+
+def forget_checksums() -> None:
+    """Read files again that were read before: to measure a start as a new process makes it."""
+    _checksums.cache_clear()
 
 
 @functools.lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.config import Config
-from tapfl.data.federation import ClientEntry, FederationFile, parse_id
+from tapfl.data.federation import ClientEntry, FederationFile, client_id, parse_id
 from tapfl.engine.registry import SHORT
 from tapfl.engine.store import slug
 from tapfl.errors import TapflError, nearest, one_line
@@ -78,7 +78,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _ids(config: Config, file: FederationFile) -> list[str]:
     groups = config.federation.groups
-    return [c.name if groups == 1 else f"g{group}-{c.name}"
+    return [client_id(group, c.name, groups)
             for group in range(min(groups, 100)) for c in file.clients]
 
 

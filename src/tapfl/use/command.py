@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tapfl.data.table import text_rows
 from tapfl.engine.store import replacing
 from tapfl.errors import TapflError, one_line
 from tapfl.use.export import export
@@ -94,10 +95,12 @@ def _flat(answer: Mapping[str, Any]) -> Record:
 def _read(file: Path) -> list[Record]:
     if file.suffix not in (".csv", ".jsonl"):
         raise TapflError(f"--file {file}: expected a .csv or .jsonl file")
-    with one_line(f"--file {file}: cannot be read"), file.open(encoding="utf-8-sig",
-                                                               newline="") as opened:
-        records = (list(csv.DictReader(opened)) if file.suffix == ".csv"
-                   else [dict(json.loads(line)) for line in opened if line.strip()])
+    content = text_rows(file)
+    records: list[Record] = []
+    for number, row in enumerate(content.rows(0, content.count)):
+        if isinstance(row, str):
+            raise TapflError(f"--file {file}: row {number}: {row}")
+        records.append(row)
     if not records:
         raise TapflError(f"--file {file}: no rows")
     return records

@@ -33,11 +33,9 @@ def export(model: ClientModel, folder: Path | str, run: Path | str | None = None
         "classes": {task: list(names) for task, names in card.classes.items()},
         "config": card.config.model_dump(mode="json"),
         "federation": card.file.model_dump(mode="json")})
-    adapters = []
     for modality in model.network.foundation.trained_encoders:
         export_encoder_lora(model.network, modality, out / "lora" / modality)
-        adapters.append(modality)
-    (out / "README.md").write_text(_readme(model, rows, adapters), encoding="utf-8")
+    (out / "README.md").write_text(_readme(model, rows), encoding="utf-8")
     return out
 
 
@@ -47,7 +45,7 @@ def _results(run: Path, client: str, method: str) -> list[Row]:
     return [r for r in rows if r["client"] == client and r["method"] == method]
 
 
-def _readme(model: ClientModel, rows: Sequence[Row], adapters: Sequence[str]) -> str:
+def _readme(model: ClientModel, rows: Sequence[Row]) -> str:
     card = model.card
     config = card.config
     lines = [
@@ -74,7 +72,8 @@ def _readme(model: ClientModel, rows: Sequence[Row], adapters: Sequence[str]) ->
               f"{len(model.state)} blocks; the frozen base is not in it.",
               f"- `{CARD}`: configuration, tasks and classes."]
     lines += [f"- `lora/{modality}/`: the LoRA of the {modality} encoder, for "
-              "`peft.PeftModel.from_pretrained`." for modality in adapters]
+              "`peft.PeftModel.from_pretrained`."
+              for modality in model.network.foundation.trained_encoders]
     return "\n".join(lines) + "\n"
 
 
