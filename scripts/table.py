@@ -11,7 +11,7 @@ from tapfl.engine.record import read_results
 from tapfl.report.tables import markdown
 
 ORDER = ["local", "fedavg", "fedavg+post", "perfedavg", "perfedavg+post", "disentafl",
-         "disentafl+post", "feddat", "feddat+post", "tap"]
+         "disentafl+post", "feddat", "feddat+post", "tap", "tap-nokd"]
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     rows = [r for r in rows if r["method"] in methods]
     for columns in (("tiny-imagenet", "cifar100", "fmnist", "caltech256"),
                     ("agnews", "mmlu", "vqa", "commongen")):
-        chosen = [r for r in rows if r["dataset"] in columns and r["metric"] != "exact_match"]
+        chosen = [r for r in rows if r["dataset"] in columns]
         chosen.sort(key=lambda r: columns.index(r["dataset"]))
         print(markdown(chosen, methods), end="\n\n")
 

@@ -72,7 +72,7 @@ def test_killed_at_ten_random_points(tmp_path):
             stormy = tmp_path / f"stormy{attempt}"
     assert kills == 10
     assert (stormy / "results.csv").read_bytes() == (calm / "results.csv").read_bytes()
-    for event in ("round", "replacement", "refused"):
+    for event in ("round", "replacement", "personal", "refused"):
         assert _stable(stormy, event) == _stable(calm, event)
 
 
@@ -309,7 +309,7 @@ def test_what_a_run_writes(calm):
     assert record["parameters"]["trainable"] == sum(record["parameters"]["blocks"].values())
     assert record["memory"]["peak_rss"] > 0
     assert record["seconds"] > 0
-    assert {e["event"] for e in read_events(out)} == {"round", "replacement"}
+    assert {e["event"] for e in read_events(out)} == {"round", "replacement", "personal"}
     for method in ("fedavg+post", "tap"):
         assert len(list((out / "models" / method).glob("*.safetensors"))) == 4
     assert not [p for p in out.rglob("*") if p.suffix in (".pkl", ".pt", ".bin")]

@@ -41,6 +41,8 @@ def test_extreme_margins(tmp_path, margin, always, w_alone):
         assert event["margin"] == margin
         assert (event["personal_loss"] is None) == event["initial"]
     assert all(e["initial"] for e in events) != always
+    trained = {(e["round"], e["client"]) for e in read_events(tmp_path, "personal")}
+    assert trained == {(e["round"], c) for e in read_events(tmp_path, "round") for c in e["cohort"]}
     if always:
         seen = sum(len(r["losses"]) for r in read_events(tmp_path, "round"))
         assert len(events) >= seen

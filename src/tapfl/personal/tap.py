@@ -51,6 +51,8 @@ class Tap(Personalizer):
         personal, losses = self._train(client, round_, personal)
         # 4. h^(p) = l^(p) for every task seen in X's training.
         personal_history |= self._criterion(client, personal, losses)
+        self.context.emit("personal", method=self.name, round=round_, client=client.id,
+                          losses={t: x for t, x in losses.items() if math.isfinite(x)})
         self._save(client, round_, personal, federated_history, personal_history)
 
     def _train(self, client: Client, round_: int, start: BlockState) -> tuple[BlockState, Losses]:

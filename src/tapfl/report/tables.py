@@ -47,7 +47,8 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
 def markdown(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Return the table as Markdown: best bold, second best underlined."""
     table = tabulate(rows)
-    lines = ["| method | " + " | ".join(_title(*key) for key in table) + " |",
+    table = {key: column for key, column in table.items() if _is_shown(*key, table)}
+    lines = ["| method | " + " | ".join(_title(d, _short(m)) for d, m in table) + " |",
              "|---" * (len(table) + 1) + "|"]
     marks = {1: ("**", "**"), 2: ("<u>", "</u>")}
     for method in methods:
