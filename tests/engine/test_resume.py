@@ -102,6 +102,21 @@ def calm(tmp_path_factory):
     return config, folder / "out"
 
 
+def test_the_time_of_a_killed_piece_counts(tmp_path, calm):
+    """A killed process leaves when it began; how long it lived, its last event tells."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(calm[0], out, watch=Stop(at_round=3))
+    record = json.loads((out / "run.json").read_text())
+    assert "began" not in record
+    began = (out / "events.jsonl").stat().st_mtime - 1000
+    (out / "run.json").write_text(json.dumps(record | {"began": began, "seconds": 50.0}))
+    run(calm[0], out, resume=True)
+    record = json.loads((out / "run.json").read_text())
+    assert "began" not in record
+    assert 1050 < record["seconds"] < 1150
+
+
 @pytest.mark.parametrize("stop", [Stop(at_round=0), Stop(at_round=3), Stop(at_client=2)])
 def test_ctrl_c_commits_and_resumes(tmp_path, calm, stop):
     config, expected = calm

@@ -45,7 +45,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
     if record["finished"] and (out / "results.csv").is_file():
         watch.say(f"{out}: this run is complete")
         return read_results(out / "results.csv")
-    started = time.perf_counter()
+    started, record["began"] = time.perf_counter(), time.time()
     rows: list[Row] = []
     try:
         context, evaluator = _start(config, device, watch, out, record)
@@ -60,6 +60,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
             _free(device)
     finally:
         watch.close()
+        del record["began"]
         record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
         record["memory"] = memory(device)
         # Whatever ended the run matters more than a disk that does not take its record.
@@ -154,6 +155,8 @@ def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> d
         record: dict[str, Any] = json.loads((out / "run.json").read_text())
         if record.get("federation_sha256") != digest:
             raise TapflError(f"{out}: the federation file has changed since this run was started")
+        if "began" in record:
+            record["seconds"] = record.get("seconds", 0.0) + _killed(out, record.pop("began"))
         return record | {"config": config.model_dump(mode="json")}
     empty = out.is_dir() and all(p.name.endswith(".partial") for p in out.iterdir())
     if resume and not empty:
@@ -168,6 +171,13 @@ def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> d
               "federation_sha256": digest, "modules": str((modules or Path.cwd()).resolve())}
     write_json(out / "run.json", record)
     return record
+
+
+def _killed(out: Path, began: float) -> float:
+    """Return how long a piece of the run took that could not say it itself: to its last event."""
+    with contextlib.suppress(OSError):
+        return max(0.0, (out / "events.jsonl").stat().st_mtime - began)
+    return 0.0
 
 
 def _federation_digest(config: Config) -> str:
