@@ -46,8 +46,7 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def markdown(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     """Return the table as Markdown: best bold, second best underlined."""
-    table = tabulate(rows)
-    table = {key: column for key, column in table.items() if _is_shown(*key, table)}
+    table = _shown(tabulate(rows))
     lines = ["| method | " + " | ".join(_title(d, _short(m)) for d, m in table) + " |",
              "|---" * (len(table) + 1) + "|"]
     marks = {1: ("**", "**"), 2: ("<u>", "</u>")}
@@ -66,8 +65,7 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-    table = tabulate(rows)
-    columns = [(key, column) for key, column in table.items() if _is_shown(*key, table)]
+    columns = list(_shown(tabulate(rows)).items())
     styles = {1: "bold", 2: "underline"}
     for start in range(0, len(columns), 4):
         drawn = RichTable(title_justify="left", title=None if start else
@@ -86,10 +84,11 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
         print(f"{_short(metric)}: {metric.partition('(')[2].rstrip(')').replace(',', ', layer ')}")
 
 
-def _is_shown(dataset: str, metric: str, table: Table) -> bool:
-    """Return whether a metric belongs on the screen: the best that there are for a data set."""
-    better = any(d == dataset and plain(m) == "bertscore" for d, m in table)
-    return plain(metric) not in (SECONDARY | {"token_f1"} if better else SECONDARY)
+def _shown(table: Table) -> Table:
+    """Leave out what only results.csv tells: for each data set stay the best metrics there are."""
+    better = {dataset for dataset, metric in table if plain(metric) == "bertscore"}
+    return {(dataset, metric): column for (dataset, metric), column in table.items()
+            if plain(metric) not in (SECONDARY | {"token_f1"} if dataset in better else SECONDARY)}
 
 
 def _short(metric: str) -> str:
