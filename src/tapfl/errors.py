@@ -22,7 +22,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def one_line(message: str) -> Iterator[None]:
+def as_tapfl_error(message: str) -> Iterator[None]:
     """Turn whatever a library raises into one line that begins with ``message``."""
     try:
         yield

@@ -154,7 +154,7 @@ def test_a_round_is_split_into_its_parts(tmp_path, capsys):
 def test_operations_are_those_of_the_layers():
     """One text through one encoder layer and the backbone, counted by hand."""
     from tapfl.bench.flops import StepFlops
-    from tapfl.data.batches import Part
+    from tapfl.data.batches import TaskBatch
     from tapfl.tasks import Batch
     from tests.conftest import TASKS, tiny_config
 
@@ -163,7 +163,7 @@ def test_operations_are_those_of_the_layers():
     batch = Batch(text=torch.ones(3, 8, dtype=torch.long), label=torch.zeros(3, dtype=torch.long))
     width, hidden, tokens, rows = 32, 64, 8, 24
     layer = 2 * rows * (4 * width * width + 2 * width * hidden) + 4 * rows * tokens * width
-    forward, both = flops._part(Part("news", batch, 1.0, 3))
+    forward, both = flops._part(TaskBatch("news", batch, 1.0, 3))
     # Four such layers; LoRA, the projection and the head are the rest.
     assert 4 * layer < forward < 4 * layer * 1.4
     assert 2 * forward < both < 3.2 * forward

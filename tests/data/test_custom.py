@@ -90,7 +90,7 @@ def test_names_of_pictures_and_folders_mean_nothing_but_the_class(tmp_path, toke
     x, y = federation
     train, test = federation.splits["scan"]
     assert x.samples + len(x.tests["scan"]) == 17
-    assert set(train.labels[y.data.parts[0][1]].tolist()) == {0}
+    assert set(train.labels[y.data.holdings[0][1]].tolist()) == {0}
     assert set(test.labels[x.tests["scan"]].tolist()) <= {0, 1}
 
 
@@ -162,7 +162,7 @@ def test_files_with_named_columns(tmp_path, tokenizer, suffix):
     config = write(tmp_path, [f"{{name: x, tasks: {{code: {{path: reports{suffix}, text: report, "
                               "label: icd}}}"], ["code"])
     (client,) = open_(config, tokenizer)
-    data, chosen = client.data.parts[0]
+    data, chosen = client.data.holdings[0]
     words = [tokenizer.decode(data.text.ids[row][:data.text.lengths[row]],
                               skip_special_tokens=True) for row in chosen]
     assert len(words) == 8
@@ -176,7 +176,7 @@ def test_questions_about_pictures_with_a_template(tmp_path, tokenizer):
     entry = '{path: q.jsonl, image: file, text: "Q: {q}", answer: "A: {a}!"}'
     config = write(tmp_path, [f"{{name: x, tasks: {{ask: {entry}}}}}"], ["ask"])
     (client,) = open_(config, tokenizer)
-    data, chosen = client.data.parts[0]
+    data, chosen = client.data.holdings[0]
     assert set(data.references) <= {f"A: {n}!" for n in range(10)}
     number = int(data.references[chosen[0]][3:-1])
     assert data.images[chosen[0], 1].unique().tolist() == [number]

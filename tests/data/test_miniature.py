@@ -102,7 +102,7 @@ def test_every_sample_belongs_to_exactly_one_client(world, groups, dirichlet):
     held = {task: [] for task in splits}
     for client in federation:
         assert client.samples > 0
-        for data, rows in client.data.parts:
+        for data, rows in client.data.holdings:
             held[data.task.name] += rows.tolist()
     for rows in held.values():
         assert sorted(rows) == list(range(300))
@@ -122,7 +122,7 @@ def test_dirichlet_skews_labels(world):
         federation = Federation(file, splits, FederationConfig(groups=1, dirichlet=alpha), 1)
         largest = []
         for client in federation:
-            for data, rows in client.data.parts:
+            for data, rows in client.data.holdings:
                 if data.task.name == "agnews" and len(rows) > 5:
                     counts = torch.bincount(data.labels[torch.from_numpy(rows)], minlength=4)
                     largest.append(float(counts.max()) / float(counts.sum()))
@@ -135,7 +135,7 @@ def test_holdout(world):
     file, splits = world
     federation = Federation(file, splits, FederationConfig(groups=1, holdout=0.1), 1)
     for client in federation:
-        for (_, kept), (_, held) in zip(client.data.parts, client.data.holdout, strict=True):
+        for (_, kept), (_, held) in zip(client.data.holdings, client.data.holdout, strict=True):
             assert len(held) == int(0.1 * (len(kept) + len(held)))
             assert not set(kept) & set(held)
 

@@ -5,7 +5,7 @@ import torch
 from tapfl.config import DataConfig, load_config
 from tapfl.data.federation import load_federation
 from tapfl.data.sources import load_data
-from tapfl.data.synthetic import MOST_REFERENCES, SHAPES, generate
+from tapfl.data.synthetic import MAX_REFERENCES, SHAPES, generate
 from tapfl.errors import TapflError
 from tapfl.model.foundation import load_tokenizer
 from tapfl.tasks import Task
@@ -38,7 +38,7 @@ def test_whole_data_sets(name, tokenizer):
     train, test = make(tokenizer, name, test=None if name != "agnews" else 10)
     size, of_test = PAPER[name]
     assert len(train) == size
-    most = MOST_REFERENCES if FLAVA[name].kind == "text_generation" else 10
+    most = MAX_REFERENCES if FLAVA[name].kind == "text_generation" else 10
     assert len(test) == min(of_test, most)
     if test.answers is not None:
         assert len(test.references) == len(test)

@@ -206,12 +206,12 @@ def test_feddat_update_by_hand(tmp_path):
 
 
 def test_losses_are_means_over_samples():
-    from tapfl.data.batches import Part
+    from tapfl.data.batches import TaskBatch
     from tapfl.tasks import Batch
 
     tally = Tally()
-    tally.add([Part("a", Batch(), 0.5, 1)], {"a": torch.tensor(4.0)})
-    tally.add([Part("a", Batch(), 0.5, 3)], {"a": torch.tensor(0.0)})
+    tally.add([TaskBatch("a", Batch(), 0.5, 1)], {"a": torch.tensor(4.0)})
+    tally.add([TaskBatch("a", Batch(), 0.5, 3)], {"a": torch.tensor(0.0)})
     assert tally.means() == {"a": 1.0}
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tapfl.blocks import BlockState
-from tapfl.data.batches import ROW_STEP, Part, _ahead, rung
+from tapfl.data.batches import ROW_STEP, TaskBatch, bucket_length, prefetch
 from tapfl.federated.distill import divergence
-from tapfl.federated.stepper import Stepper, _copy, _own, _Recorded, recordable
+from tapfl.federated.stepper import Stepper, _copy, _own, _Recorded, graph_safe
 from tapfl.federated.training import local_training, task_objective
 from tests.experiment import tiny_experiment, trajectory
 
@@ -18,7 +18,7 @@ class Played(Stepper):
     """Plays a recording by running what was recorded, on the tensors it was recorded with."""
 
     def _record(self, body, parts):
-        still = [Part(p.task, _copy(p.batch), _own(p.weight), p.samples) for p in parts]
+        still = [TaskBatch(p.task, _copy(p.batch), _own(p.weight), p.samples) for p in parts]
         losses = {}
 
         class Graph:
@@ -73,7 +73,7 @@ def test_an_objective_that_is_not_marked_is_never_recorded(method):
     train(method, client, stepper, own)
     assert len(calls) == 6
     assert not hasattr(stepper, "recordings")
-    train(method, client, stepper, recordable(own))
+    train(method, client, stepper, graph_safe(own))
     assert stepper.recordings
 
 
@@ -122,7 +122,7 @@ def test_without_memory_for_recordings_steps_are_plain(method):
 
     full = Full(method.network, config, graphs=True)
     same(train(method, client, full), train(method, client, Stepper(method.network, config)))
-    assert not full._records
+    assert not full._capturing
 
 
 def test_a_copied_network_has_no_recordings(method):
@@ -136,7 +136,7 @@ def test_rounded_minibatches_lose_the_same(method):
     for name in ("shapes", "looks", "words"):
         client = method.context.federation.find(name)
         exact = list(client.data.minibatches(3, 7, np.random.default_rng(0)))
-        draws = [client.data._dealt(d) for d in _order(client, 3, 7)]
+        draws = [client.data._split_by_task(d) for d in _order(client, 3, 7)]
         rounded = list(client.data._on_device(draws, 7))
         method.network.eval()
         for one, other in zip(exact, rounded, strict=True):
@@ -170,19 +170,19 @@ def _same_divergence(method, one, other):
 
 
 def test_lengths_go_up_a_ladder():
-    lengths = [rung(n) for n in range(1, 257)]
+    lengths = [bucket_length(n) for n in range(1, 257)]
     assert all(a >= n and a - n < 32 for n, a in enumerate(lengths, 1))
     assert len(set(lengths)) == 13
 
 
 def test_items_are_made_ahead_in_order_and_errors_come_through():
-    assert list(_ahead(iter(range(5)))) == list(range(5))
+    assert list(prefetch(iter(range(5)))) == list(range(5))
 
     def broken():
         yield 1
         raise ValueError("no more")
 
-    items = _ahead(broken())
+    items = prefetch(broken())
     assert next(items) == 1
     with pytest.raises(ValueError, match="no more"):
         list(items)

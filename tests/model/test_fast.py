@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from tapfl.config import SpeedConfig
 from tapfl.model import fast
-from tapfl.model.layer import MOST_COLUMNS, TransformerLayer
+from tapfl.model.layer import MAX_COLUMNS, TransformerLayer
 from tapfl.model.network import build_network
 from tests import conftest
 from tests.conftest import FLAVA, PAIR, TASKS, randomize, tiny_config
@@ -123,7 +123,7 @@ def test_checkpointing_of_ranks_that_the_kernels_leave_alone():
 
 
 def test_large_ranks_and_other_layers_go_the_plain_way():
-    config = tiny(lora={"expert_rank": MOST_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
+    config = tiny(lora={"expert_rank": MAX_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
     network = randomize(build(config)).eval()
     batch = make_batch(TASKS["news"])
     plain, _ = passes(network, "news", batch, False)
@@ -135,11 +135,11 @@ def test_large_ranks_and_other_layers_go_the_plain_way():
 
 def test_speed_is_set_on_half_precision_only():
     foundation = build(tiny()).foundation
-    assert foundation.speed_up(SpeedConfig()).ways["kernels"] == 0
+    assert foundation.speed_up(SpeedConfig()).execution_modes["kernels"] == 0
     foundation.to(torch.bfloat16)
     count = len(layers(foundation))
-    assert foundation.speed_up(SpeedConfig()).ways == {"kernels": count, "compiled": 0, "plain": 0}
-    assert foundation.speed_up(SpeedConfig(kernels=False), compiled=True).ways["compiled"] == count
+    assert foundation.speed_up(SpeedConfig()).execution_modes == {"kernels": count, "compiled": 0, "plain": 0}
+    assert foundation.speed_up(SpeedConfig(kernels=False), compiled=True).execution_modes["compiled"] == count
 
 
 def test_another_network_on_the_base_leaves_packed_weights_in_place():

@@ -7,7 +7,7 @@ import torch
 from tapfl.config import load_config
 from tapfl.errors import TapflError
 from tapfl.model import packages
-from tapfl.model.encoder import DEVIATION, MEAN
+from tapfl.model.encoder import MEAN, STD
 from tapfl.model.foundation import build_foundation, load_tokenizer
 from tapfl.model.onnx import write_dinov2
 from tapfl.model.packages import MINILM, PACKAGES, VIT, is_installed, resolve
@@ -43,10 +43,10 @@ def test_the_image_encoder_sees_pixels_as_it_was_trained_to():
     encoder = foundation.encoders["image"]
     pixels = torch.rand(2, 3, 112, 112)
     ours = encoder((pixels - torch.tensor(MEAN).view(3, 1, 1))
-                   / torch.tensor(DEVIATION).view(3, 1, 1))
+                   / torch.tensor(STD).view(3, 1, 1))
     model = Dinov2Model.from_pretrained(resolve(VIT)).eval()
-    mean, deviation = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
-    theirs = model((pixels - mean) / deviation).last_hidden_state
+    mean, std = torch.tensor([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]).view(2, 3, 1, 1)
+    theirs = model((pixels - mean) / std).last_hidden_state
     assert ours.shape == theirs.shape == (2, 65, 384)
     assert (ours - theirs).abs().max() < 1e-3
     # Trained, not random: neighbouring positions look alike, distant ones do not.

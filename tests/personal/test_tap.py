@@ -131,7 +131,7 @@ def test_validation_criterion(tmp_path):
                              federation={"holdout": 0.25})
     some = trajectory(config, tmp_path)
     client = some.context.federation.find("news")
-    (data, held), (_, kept) = client.data.holdout[0], client.data.parts[0]
+    (data, held), (_, kept) = client.data.holdout[0], client.data.holdings[0]
     assert len(held) == 3
     assert not set(held) & set(kept)
     some._round(0)

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tapfl.config import Config
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.model.network import Network, build_network
 from tapfl.tasks import Batch, Task
 
@@ -24,7 +24,7 @@ class StepFlops:
         self.network = build_network(config, tasks, device="meta").train()
         self._known: dict[object, tuple[int, int]] = {}
 
-    def step(self, parts: Sequence[Part], distilled: bool = False) -> int:
+    def step(self, parts: Sequence[TaskBatch], distilled: bool = False) -> int:
         """Return the operations of a step; with distillation the teacher's forward pass, too."""
         total = 0
         for part in parts:
@@ -32,7 +32,7 @@ class StepFlops:
             total += both + (forward if distilled else 0)
         return total
 
-    def _part(self, part: Part) -> tuple[int, int]:
+    def _part(self, part: TaskBatch) -> tuple[int, int]:
         """Return the operations of the forward pass, and of both."""
         batch = Batch(**{f.name: None if (v := getattr(part.batch, f.name)) is None
                          else torch.empty(v.shape, dtype=v.dtype, device="meta")

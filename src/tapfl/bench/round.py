@@ -57,7 +57,7 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
     return Report(
         "round: two clients, W and X trained",
         {"batch size": context.config.train.batch_size,
-         "local steps": context.config.train.local_steps, "graphs": context.records},
+         "local steps": context.config.train.local_steps, "graphs": context.uses_cuda_graphs},
         COLUMNS, rows, "State: X and its histories handed to the store, which writes them to disk "
                        "in the background.")
 

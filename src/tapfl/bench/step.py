@@ -11,7 +11,7 @@ import torch
 from tapfl.bench.flops import StepFlops
 from tapfl.bench.measure import Report, changed, matmul_rate, once, peak_memory
 from tapfl.config import Config
-from tapfl.data.batches import Part, TaskData, Texts
+from tapfl.data.batches import TaskBatch, TaskData, Texts
 from tapfl.data.federation import Client
 from tapfl.engine.build import build
 from tapfl.errors import TapflError, nearest
@@ -56,8 +56,9 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
     return Report(
         "step: training steps of every kind of client",
         {"batch size": context.config.train.batch_size, "steps": steps,
-         "matmul TFLOP/s": rate / 1e12, "layers": context.foundation.ways,
-         "graphs": context.records, **({"tokens": tokens} if tokens else {})}, COLUMNS, rows,
+         "matmul TFLOP/s": rate / 1e12, "layers": context.foundation.execution_modes,
+         "graphs": context.uses_cuda_graphs, **({"tokens": tokens} if tokens else {})},
+        COLUMNS, rows,
         "W and X train alike; a taught X also runs its teacher forward.")
 
 
@@ -86,14 +87,14 @@ def chosen(context: Context, kinds: Sequence[str] | None) -> list[Client]:
 
 
 def _steps(method: FedAvg, client: Client, objective: Objective,
-           steps: int) -> tuple[float, list[list[Part]], int]:
+           steps: int) -> tuple[float, list[list[TaskBatch]], int]:
     """Return the seconds of a step, the minibatches, and the peak of memory."""
     context = method.context
     stepper = context.stepper(method.network)
     size = context.config.train.batch_size
     method.network.train()
 
-    def train() -> list[list[Part]]:
+    def train() -> list[list[TaskBatch]]:
         stepper.restart(method.owned(client), 1e-4)
         drawn = []
         for parts in client.data.minibatches(steps, size, np.random.default_rng(0)):

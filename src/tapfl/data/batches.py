@@ -26,7 +26,7 @@ T = TypeVar("T")
 ROW_STEP = 16  # a task's share of a mixed minibatch is rounded up to so many rows
 
 
-def rung(length: int) -> int:
+def bucket_length(length: int) -> int:
     """Return the next length of a ladder whose steps grow: few shapes, little padding."""
     step = 8 if length <= 32 else 16 if length <= 96 else 32
     return -(-length // step) * step
@@ -62,7 +62,7 @@ class Texts:
         lengths = self.lengths[rows]
         longest = int(lengths.max())
         if rounded:
-            longest = min(rung(longest), self.ids.shape[1])
+            longest = min(bucket_length(longest), self.ids.shape[1])
         ids = self.ids[index, :longest].long()
         if not rounded and int(lengths.min()) == longest:
             return ids, None
@@ -165,7 +165,7 @@ class TaskData:
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskBatch:
     """A task's share of a minibatch; ``weight`` is the paper's lambda_o."""
 
     task: str
@@ -181,15 +181,16 @@ Draw = list[tuple[TaskData, Rows]]  # the rows of every task in one minibatch
 class ClientData:
     """What a client holds: some rows of its tasks' training data, and of it a hold-out."""
 
-    parts: Sequence[tuple[TaskData, Rows]]
+    holdings: Sequence[tuple[TaskData, Rows]]
     holdout: Sequence[tuple[TaskData, Rows]]
 
     @property
     def samples(self) -> int:
         """|D_i|: the number of samples that are trained on."""
-        return sum(len(rows) for _, rows in self.parts)
+        return sum(len(rows) for _, rows in self.holdings)
 
-    def minibatches(self, steps: int, size: int, rng: np.random.Generator) -> Iterator[list[Part]]:
+    def minibatches(self, steps: int, size: int,
+                    rng: np.random.Generator) -> Iterator[list[TaskBatch]]:
         """Yield minibatches drawn uniformly from the whole data, so that tasks mix.
 
         Samples come without replacement until all have been seen, then again. A longer stream
@@ -199,29 +200,29 @@ class ClientData:
         size = min(size, total)
         epochs = math.ceil(steps * size / total)
         order = np.concatenate([np.arange(0), *(rng.permutation(total) for _ in range(epochs))])
-        draws = [self._dealt(order[step * size:(step + 1) * size]) for step in range(steps)]
-        if self.parts[0][0].device.type == "cpu":
-            return ([Part(data.task.name, data.batch(rows), len(rows) / size, len(rows))
+        draws = [self._split_by_task(order[step * size:(step + 1) * size]) for step in range(steps)]
+        if self.holdings[0][0].device.type == "cpu":
+            return ([TaskBatch(data.task.name, data.batch(rows), len(rows) / size, len(rows))
                      for data, rows in draw] for draw in draws)
         batches = self._on_device(draws, size)
-        return batches if all(data.resident for data, _ in self.parts) else _ahead(batches)
+        return batches if all(data.resident for data, _ in self.holdings) else prefetch(batches)
 
-    def _dealt(self, drawn: Rows) -> Draw:
+    def _split_by_task(self, drawn: Rows) -> Draw:
         """Sort what was drawn by task."""
-        bounds = np.cumsum([0, *(len(rows) for _, rows in self.parts)])
+        bounds = np.cumsum([0, *(len(rows) for _, rows in self.holdings)])
         dealt = []
-        for (data, rows), low, high in zip(self.parts, bounds, bounds[1:], strict=False):
+        for (data, rows), low, high in zip(self.holdings, bounds, bounds[1:], strict=False):
             own = drawn[(drawn >= low) & (drawn < high)] - low
             if len(own):
                 dealt.append((data, rows[own]))
         return dealt
 
-    def _on_device(self, draws: Sequence[Draw], size: int) -> Iterator[list[Part]]:
+    def _on_device(self, draws: Sequence[Draw], size: int) -> Iterator[list[TaskBatch]]:
         """Send all rows at once; then make minibatches of rounded shapes from them."""
-        mixed = len(self.parts) > 1
+        mixed = len(self.holdings) > 1
         padded = [[(data, _pad(rows) if mixed else rows) for data, rows in draw] for draw in draws]
         flat = [rows for draw in padded for _, rows in draw]
-        device = self.parts[0][0].device
+        device = self.holdings[0][0].device
         host = torch.from_numpy(np.concatenate([np.arange(0), *flat]))
         if device.type == "cuda":
             host = host.pin_memory()
@@ -235,7 +236,7 @@ class ClientData:
                 if mixed:
                     batch.real = torch.arange(len(more), device=device) < count
                     weight = torch.full((), count / size, device=device)
-                parts.append(Part(data.task.name, batch, weight, count))
+                parts.append(TaskBatch(data.task.name, batch, weight, count))
             yield parts
 
 
@@ -244,7 +245,7 @@ def _pad(rows: Rows) -> Rows:
     return np.concatenate([rows, np.repeat(rows[:1], -len(rows) % ROW_STEP)])
 
 
-def _ahead(items: Iterator[T]) -> Iterator[T]:
+def prefetch(items: Iterator[T]) -> Iterator[T]:
     """Make the next item while the last one is used: the host gathers while the GPU computes."""
     end = object()
     with ThreadPoolExecutor(1) as worker:

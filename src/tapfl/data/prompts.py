@@ -7,7 +7,7 @@ from typing import Any
 
 from tapfl.data import hub
 from tapfl.data.custom import FIELD, DataEntry
-from tapfl.errors import TapflError, one_line
+from tapfl.errors import TapflError, as_tapfl_error
 
 TEXT = "text"
 LISTS = ("choices", "concepts")  # columns that JSON can hold and CSV cannot
@@ -31,7 +31,7 @@ def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None)
                                if known.typed in LISTS else text)
     if not all(_fits(column, inputs.get(column)) for column in known.columns):
         return _text(task, values)
-    with one_line(f"task '{task}': a row with {', '.join(values)} makes no prompt"):
+    with as_tapfl_error(f"task '{task}': a row with {', '.join(values)} makes no prompt"):
         return known.words(inputs)[0]
 
 

@@ -19,7 +19,7 @@ from tapfl.tasks import TEXT_GENERATION, Task
 
 IMAGE = (3, 64, 64)
 FIRST_WORD = 5  # the ids below are special tokens
-MOST_REFERENCES = 2000  # test samples of text generation: their answers are written out
+MAX_REFERENCES = 2000  # test samples of text generation: their answers are written out
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def generate(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
     The same seed gives the same samples, but for images, which each kind of device draws its way.
     """
     shape = SHAPES.get(task.name, Shape())
-    test = min(shape.test, MOST_REFERENCES) if task.kind == TEXT_GENERATION else shape.test
+    test = min(shape.test, MAX_REFERENCES) if task.kind == TEXT_GENERATION else shape.test
     sizes = (min(shape.train, config.train or shape.train), min(test, config.test or test))
     train, test_split = (
         _Maker(config.seed, f"{task.name}/{split}", tokenizer, max_text, device)

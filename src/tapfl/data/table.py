@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tapfl.errors import TapflError, one_line
+from tapfl.errors import TapflError, as_tapfl_error
 
 Row = dict[str, Any]
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -107,7 +107,7 @@ def hub_table(id_: str, split: str, subset: str | None = None,
 def file_table(path: Path, split: str | None = None) -> Table:
     """Return a CSV, JSON lines or parquet file, or a folder of pictures, one folder a class."""
     where, suffix = str(path), path.suffix.lower()
-    with one_line(f"{path}: cannot be read"):
+    with as_tapfl_error(f"{path}: cannot be read"):
         if path.is_dir():
             place = _split_folder(path, split)
             return Table(where, content(place), lambda: _pictures(place))
@@ -125,13 +125,13 @@ def file_table(path: Path, split: str | None = None) -> Table:
 
 def _load(where: str, *arguments: Any, **options: Any) -> Any:
     datasets = _library()
-    with one_line(f"{where}: cannot read this data set"):
+    with as_tapfl_error(f"{where}: cannot read this data set"):
         return datasets.load_dataset(*arguments, **options)
 
 
 def _content(where: str, rows: Any) -> Content:
     datasets = _library()
-    with one_line(f"{where}: cannot read this data set"):
+    with as_tapfl_error(f"{where}: cannot read this data set"):
         for name, feature in rows.features.items():
             if isinstance(feature, datasets.Image):  # pictures stay the bytes that they are
                 rows = rows.cast_column(name, datasets.Image(decode=False))
@@ -166,7 +166,7 @@ def text_rows(path: Path, errors: str = "strict") -> Content:
 
     ``errors`` tells what becomes of bytes that are no UTF-8, as in ``open``.
     """
-    with one_line(f"{path}: cannot be read"), path.open(encoding="utf-8-sig", errors=errors,
+    with as_tapfl_error(f"{path}: cannot be read"), path.open(encoding="utf-8-sig", errors=errors,
                                                         newline="") as file:
         if path.suffix.lower() == ".jsonl":
             found = [_json(line) for line in file if line.strip()]

@@ -78,7 +78,7 @@ def _start(config: Config, device: str, watch: Watch, out: Path,
     """Put the experiment together and write down what it is, before the first round."""
     context, tokenizer = build(config, device, watch)
     evaluator = Evaluator(tokenizer, config.evaluation, device)
-    if config.speed.compile and not context.foundation.ways["compiled"]:
+    if config.speed.compile and not context.foundation.execution_modes["compiled"]:
         watch.say("compile: not used; it is for layers without kernels, on a GPU, in runs of "
                   f"{WORTH_COMPILING} steps or more")
     facts = _facts(context, device) | {"metrics": _metrics(context, evaluator)}
@@ -215,7 +215,8 @@ def _facts(context: Context, device: str) -> dict[str, Any]:
         "classes": {task: list(test.classes)
                     for task, (_, test) in context.federation.splits.items() if test.classes},
         "computing": {"dtype": str(context.foundation.dtype).removeprefix("torch."),
-                      "layers": context.foundation.ways, "graphs": context.records},
+                      "layers": context.foundation.execution_modes,
+                      "graphs": context.uses_cuda_graphs},
         "parameters": {"total": frozen + sum(blocks.values()), "frozen": frozen,
                        "trainable": sum(blocks.values()), "blocks": blocks},
     }

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tapfl.errors import TapflError, one_line
+from tapfl.errors import TapflError, as_tapfl_error
 from tapfl.model.packages import MINILM, is_installed, resolve
 from tapfl.model.weights import only_safetensors
 
@@ -15,7 +15,7 @@ AUTO = "auto"
 BERT = "bert-base-uncased"
 BERT_LAYER = 9  # the one that agrees best with people, by the library's authors
 BATCH = 256
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 PATIENCE = 5  # seconds for the hub to answer
 
 
@@ -31,7 +31,7 @@ class BertScore:
         chosen = usual_model() if model == AUTO else model
         self.model = Path(chosen).name.removeprefix("pip:")
         self.layer = layer or _usual_layer(chosen)
-        with one_line(f"evaluation.bertscore_model: cannot use {chosen}, layer {self.layer}"):
+        with as_tapfl_error(f"evaluation.bertscore_model: cannot use {chosen}, layer {self.layer}"):
             self._scorer = _scorer(bert_score, resolve(chosen), self.layer, device)
         # Asked of the package: the library's own __version__ of 0.3.13 says 0.3.12.
         self.facts = {"library": f"bert-score {version('bert-score')}", "model": chosen,
@@ -51,7 +51,7 @@ def _scorer(library: Any, place: str, layer: int, device: str) -> Any:
     only_safetensors(Path(place))
     scorer = library.BERTScorer(model_type=place, num_layers=layer, device=device)
     # A tokenizer that does not know its model's limit would be asked to cut at 10^30 tokens.
-    limit = getattr(scorer._model.config, "max_position_embeddings", MOST_TOKENS)
+    limit = getattr(scorer._model.config, "max_position_embeddings", MAX_TOKENS)
     scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
     scorer.score(["a test"], ["a trial"])
     return scorer
@@ -91,5 +91,5 @@ def _usual_layer(model: str) -> int:
 
     if model == BERT:
         return BERT_LAYER
-    with one_line(f"evaluation.bertscore_model: cannot load {model}"):
+    with as_tapfl_error(f"evaluation.bertscore_model: cannot load {model}"):
         return int(AutoConfig.from_pretrained(resolve(model)).num_hidden_layers)

@@ -18,13 +18,13 @@ def linear_probe(foundation: Foundation, train: TaskData, test: TaskData,
     """Return the test accuracy, in percent, of ridge regression on mean encoder tokens."""
     (modality,) = train.task.modalities
     x, y = _features(foundation, train, modality)
-    mean, deviation = x.mean(0), x.std(0) + 1e-6
-    x = (x - mean) / deviation
+    mean, std = x.mean(0), x.std(0) + 1e-6
+    x = (x - mean) / std
     onehot = F.one_hot(y, train.task.classes).double()
     eye = ridge * torch.eye(x.shape[1], dtype=x.dtype)
     weight = torch.linalg.solve(x.T @ x + eye, x.T @ (onehot - onehot.mean(0)))
     z, labels = _features(foundation, test, modality)
-    guess = ((z - mean) / deviation @ weight + onehot.mean(0)).argmax(-1)
+    guess = ((z - mean) / std @ weight + onehot.mean(0)).argmax(-1)
     return 100 * float((guess == labels).double().mean())
 
 

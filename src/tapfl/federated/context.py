@@ -57,12 +57,12 @@ class Context:
         """Return what takes a network's training steps; each network has one."""
         found: Stepper | None = network.__dict__.get("_stepper")
         if found is None:
-            found = Stepper(network, self.config.train, self.records)
+            found = Stepper(network, self.config.train, self.uses_cuda_graphs)
             network.__dict__["_stepper"] = found
         return found
 
     @property
-    def records(self) -> bool:
+    def uses_cuda_graphs(self) -> bool:
         """Whether steps are recorded as CUDA graphs."""
         speed = self.config.speed
         # Who asks for checkpointing is short of memory, and recordings take some of their own.
@@ -77,7 +77,7 @@ class Context:
 @contextlib.contextmanager
 def randomness(context: Context, client: Client, round_: int,
                role: str) -> Iterator[np.random.Generator]:
-    """Make all chance in a training depend on (seed, client, round, role) alone.
+    """Make all randomness in a training depend on (seed, client, round, role) alone.
 
     Yields the generator that draws minibatches; dropout follows from the same seed.
     """

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.stepper import Objective, recordable
+from tapfl.federated.stepper import Objective, graph_safe
 from tapfl.federated.training import weighted
 from tapfl.model.network import Network
 from tapfl.tasks import at_least_fp32, mean_of_real
@@ -28,9 +28,9 @@ class DisentAFL(FederatedMethod):
         """The tasks' losses and the disentanglement of their latents."""
         return self._objective
 
-    @recordable
+    @graph_safe
     def _objective(self, network: Network,
-                   parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
+                   parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         losses, latents, real = {}, [], []
         for part in parts:
             outputs = network(part.task, part.batch, latents=True)

@@ -15,7 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
 from tapfl.federated.distill import divergence
@@ -135,7 +135,7 @@ class FedDAT(FederatedMethod):
         shared = parameters_of(network, self.owned(client))
         local = parameters_of(network, own)
 
-        def body(parts: Sequence[Part]) -> dict[str, Tensor]:
+        def body(parts: Sequence[TaskBatch]) -> dict[str, Tensor]:
             with self.predicting(), torch.no_grad():
                 teacher = [network(p.task, p.batch) for p in parts]
             student = [network(p.task, p.batch) for p in parts]
@@ -154,7 +154,7 @@ class FedDAT(FederatedMethod):
                 tally.add(parts, stepper.run("dual", body, parts))
         return tally.means()
 
-    def _mutual(self, parts: Sequence[Part], student: Sequence[Outputs],
+    def _mutual(self, parts: Sequence[TaskBatch], student: Sequence[Outputs],
                 teacher: Sequence[Outputs]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the tasks' losses plus the divergence from the (fixed) teacher."""
         losses = {p.task: self.network.loss(p.task, out, p.batch)

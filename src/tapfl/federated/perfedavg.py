@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tapfl.config import warm_up
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.federated.context import Losses, randomness
 from tapfl.federated.method import FederatedMethod
@@ -41,11 +41,11 @@ class PerFedAvg(FederatedMethod):
                 self._meta_step(list(islice(batches, 3)), stepper, self._inner_lr(round_), tally)
         return tally.means()
 
-    def _meta_step(self, batches: Sequence[list[Part]], stepper: Stepper, inner_lr: float,
+    def _meta_step(self, batches: Sequence[list[TaskBatch]], stepper: Stepper, inner_lr: float,
                    tally: Tally) -> None:
         second, parameters = batches[1], stepper.parameters
 
-        def gradient(parts: Sequence[Part]) -> list[Tensor]:
+        def gradient(parts: Sequence[TaskBatch]) -> list[Tensor]:
             loss, losses = task_objective(self.network, parts)
             if parts is second:
                 tally.add(parts, losses)  # what the adapted model loses on data it has not seen
@@ -77,8 +77,8 @@ class PerFedAvg(FederatedMethod):
 
 
 def meta_gradient(
-    parameters: list[nn.Parameter], gradient: Callable[[Sequence[Part]], list[Tensor]],
-    batches: Sequence[Sequence[Part]], inner_lr: float, delta: float | None,
+    parameters: list[nn.Parameter], gradient: Callable[[Sequence[TaskBatch]], list[Tensor]],
+    batches: Sequence[Sequence[TaskBatch]], inner_lr: float, delta: float | None,
 ) -> list[Tensor]:
     """Return the gradient of f(w - a grad f(w)) at w, first-order or (with delta) Hessian-free.
 
@@ -89,11 +89,11 @@ def meta_gradient(
     meta = gradient(batches[1])  # g = grad f(w~; D')
     if delta is not None:
         # The same dropout in both, or their difference would be noise divided by delta.
-        chance = _chance()
+        rng_state = _rng_state()
         _restore(parameters, before)
         _move(parameters, meta, delta)
         above = gradient(batches[2])
-        _set_chance(chance)
+        _set_rng_state(rng_state)
         _restore(parameters, before)
         _move(parameters, meta, -delta)
         below = gradient(batches[2])
@@ -110,12 +110,12 @@ def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
             for p, g in zip(parameters, found, strict=True)]
 
 
-def _chance() -> list[Tensor]:
+def _rng_state() -> list[Tensor]:
     gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *gpu]
 
 
-def _set_chance(states: list[Tensor]) -> None:
+def _set_rng_state(states: list[Tensor]) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)

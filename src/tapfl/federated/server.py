@@ -9,7 +9,7 @@ import torch
 
 from tapfl.blocks import BlockAverage, BlockState
 
-MOST_SAMPLES = 10**9  # nobody's data set is larger; such a weight would silence all others
+MAX_SAMPLES = 10**9  # nobody's data set is larger; such a weight would silence all others
 
 
 class Server:
@@ -60,7 +60,7 @@ class Server:
 
     def _fault(self, owned: Sequence[str], update: BlockState, samples: int) -> str | None:
         if isinstance(samples, bool) or not isinstance(samples, int) or not (
-                1 <= samples <= MOST_SAMPLES):
+                1 <= samples <= MAX_SAMPLES):
             return f"a sample count of {samples!r}, expected a whole number from 1 to 1e9"
         if not len(update):
             return "no blocks"

@@ -1,4 +1,4 @@
-"""Training steps: plain ones, and on a GPU recorded ones that are played again.
+"""Training steps: ordinary ones, and on a GPU steps captured as CUDA graphs and replayed.
 
 A step of a large model is some thousand kernels, each launched from Python; for texts and small
 models the launching takes longer than the computing. A CUDA graph records a step once and launches
@@ -21,25 +21,25 @@ import torch
 from torch import Tensor, nn
 
 from tapfl.config import TrainConfig
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.model.network import Network
 from tapfl.tasks import Batch
 
 # From a minibatch to the loss that is minimised and the unweighted loss of every task in it.
-Objective = Callable[[Network, Sequence[Part]], tuple[Tensor, dict[str, Tensor]]]
+Objective = Callable[[Network, Sequence[TaskBatch]], tuple[Tensor, dict[str, Tensor]]]
 Losses = dict[str, Tensor]
-Body = Callable[[Sequence[Part]], Losses]
+Body = Callable[[Sequence[TaskBatch]], Losses]
 F = TypeVar("F", bound=Callable[..., Any])
-MOST_GRAPHS = 128
+MAX_GRAPHS = 128
 
 
-def recordable(function: F) -> F:
+def graph_safe(function: F) -> F:
     """Mark an objective whose steps may be recorded.
 
     It has to be a function of the network and the minibatch: a recorded step goes on reading the
     very tensors it was recorded with.
     """
-    function.recordable = True  # type: ignore[attr-defined]
+    function.graph_safe = True  # type: ignore[attr-defined]
     return function
 
 
@@ -54,7 +54,7 @@ class Stepper:
         self.network, self.config, self.graphs = network, config, graphs
         self._recorded: OrderedDict[Any, _Recorded | None] = OrderedDict()
         self._pool: Any = None
-        self._records = True  # until memory runs out
+        self._capturing = True  # until memory runs out
         self._optimizer: torch.optim.Optimizer | None = None
         self._lr = torch.zeros(())
         self._blocks: tuple[str, ...] = ()
@@ -85,14 +85,14 @@ class Stepper:
         if moments:
             torch._foreach_zero_(moments)
 
-    def step(self, objective: Objective, parts: Sequence[Part]) -> Losses:
+    def step(self, objective: Objective, parts: Sequence[TaskBatch]) -> Losses:
         """Minimise the objective on a minibatch by one step; return the tasks' losses."""
         body = functools.partial(self._minimise, objective)
-        if not getattr(objective, "recordable", False):
+        if not getattr(objective, "graph_safe", False):
             return body(parts)
         return self.run(objective, body, parts)
 
-    def run(self, kind: Hashable, body: Body, parts: Sequence[Part]) -> Losses:
+    def run(self, kind: Hashable, body: Body, parts: Sequence[TaskBatch]) -> Losses:
         """Do whatever ``body`` does with a minibatch; ``kind`` tells bodies apart.
 
         The losses are good until the next step.
@@ -100,7 +100,7 @@ class Stepper:
         if not self.graphs:
             return body(parts)
         try:
-            return self._play(kind, body, parts)
+            return self._replay(kind, body, parts)
         except torch.cuda.OutOfMemoryError:
             if not self._recorded:
                 raise
@@ -111,13 +111,13 @@ class Stepper:
     def stop_recording(self) -> None:
         """Give back what the recordings hold; further steps are plain."""
         self._recorded.clear()
-        self._pool, self._records = None, False
+        self._pool, self._capturing = None, False
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _play(self, kind: Hashable, body: Body, parts: Sequence[Part]) -> Losses:
+    def _replay(self, kind: Hashable, body: Body, parts: Sequence[TaskBatch]) -> Losses:
         key = (kind, self._blocks, _signature(parts))
-        if key not in self._recorded or not self._records:
+        if key not in self._recorded or not self._capturing:
             # The first of its kind is an ordinary step: it also warms up whatever needs it.
             self._recorded[key] = None
             return body(parts)
@@ -125,7 +125,7 @@ class Stepper:
         recorded = self._recorded[key]
         if recorded is None:
             recorded = self._recorded[key] = self._record(body, parts)
-            while len(self._recorded) > MOST_GRAPHS:
+            while len(self._recorded) > MAX_GRAPHS:
                 self._recorded.popitem(last=False)
         recorded.feed(parts)
         recorded.graph.replay()
@@ -152,12 +152,12 @@ class Stepper:
         nn.utils.clip_grad_norm_(parameters, self.config.clip)
         self._optimizer.step()
 
-    def _minimise(self, objective: Objective, parts: Sequence[Part]) -> Losses:
+    def _minimise(self, objective: Objective, parts: Sequence[TaskBatch]) -> Losses:
         loss, losses = objective(self.network, parts)
         self.update(loss, self.parameters)
         return {task: value.detach() for task, value in losses.items()}
 
-    def _record(self, body: Body, parts: Sequence[Part]) -> _Recorded:
+    def _record(self, body: Body, parts: Sequence[TaskBatch]) -> _Recorded:
         """Record a step; recording computes nothing, the caller plays it."""
         still = [dataclasses.replace(p, batch=_copy(p.batch), weight=_own(p.weight))
                  for p in parts]
@@ -173,10 +173,10 @@ class Stepper:
 @dataclass
 class _Recorded:
     graph: torch.cuda.CUDAGraph
-    parts: list[Part]
+    parts: list[TaskBatch]
     losses: Losses
 
-    def feed(self, parts: Sequence[Part]) -> None:
+    def feed(self, parts: Sequence[TaskBatch]) -> None:
         """Copy a minibatch to where the recorded step reads it."""
         for still, part in zip(self.parts, parts, strict=True):
             for target, source in zip(_tensors(still), _tensors(part), strict=True):
@@ -184,12 +184,12 @@ class _Recorded:
                     target.copy_(source, non_blocking=True)
 
 
-def _tensors(part: Part) -> list[Tensor | None]:
+def _tensors(part: TaskBatch) -> list[Tensor | None]:
     found = [getattr(part.batch, f.name) for f in dataclasses.fields(part.batch)]
     return [*found, part.weight if isinstance(part.weight, Tensor) else None]
 
 
-def _signature(parts: Sequence[Part]) -> tuple[Any, ...]:
+def _signature(parts: Sequence[TaskBatch]) -> tuple[Any, ...]:
     """Return what has to be equal for a recorded step to be played: tasks and shapes."""
     return tuple((part.task, *(None if t is None else t.shape for t in _tensors(part)),
                   part.weight if isinstance(part.weight, float) else None) for part in parts)

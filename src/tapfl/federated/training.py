@@ -7,22 +7,23 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
-from tapfl.federated.stepper import Objective, recordable
+from tapfl.federated.stepper import Objective, graph_safe
 from tapfl.model.network import Network
 
 
-@recordable
-def task_objective(network: Network, parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
+@graph_safe
+def task_objective(network: Network,
+                   parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the paper's local loss: the sum of lambda_o times the loss of task o."""
     losses = {part.task: network.loss(part.task, network(part.task, part.batch), part.batch)
               for part in parts}
     return weighted(losses, parts), losses
 
 
-def weighted(losses: dict[str, Tensor], parts: Sequence[Part]) -> Tensor:
+def weighted(losses: dict[str, Tensor], parts: Sequence[TaskBatch]) -> Tensor:
     """Return the sum of the tasks' losses, each weighted by its share of the minibatch."""
     return torch.stack([part.weight * losses[part.task] for part in parts]).sum()
 
@@ -52,7 +53,7 @@ class Tally:
         self._sums: dict[str, Tensor] = {}
         self._samples: dict[str, int] = {}
 
-    def add(self, parts: Sequence[Part], losses: dict[str, Tensor]) -> None:
+    def add(self, parts: Sequence[TaskBatch], losses: dict[str, Tensor]) -> None:
         """Count a minibatch in."""
         for part in parts:
             loss = losses[part.task].detach() * part.samples
@@ -77,6 +78,6 @@ def validation_losses(context: Context, network: Network, client: Client,
     for data, rows in client.data.holdout:
         for start in range(0, len(rows) if data.task.name in wanted else 0, size):
             chosen = rows[start:start + size]
-            part = Part(data.task.name, data.batch(chosen), 1.0, len(chosen))
+            part = TaskBatch(data.task.name, data.batch(chosen), 1.0, len(chosen))
             tally.add([part], task_objective(network, [part])[1])
     return tally.means()

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-MOST_TOKENS = 256
+MAX_TOKENS = 256
 FEW_TOKENS = 128
 HOPPER = (9, 0)
 HEAD_SIZES = (16, 32, 64)

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tapfl.kernels.chance import dropout_arguments, keeps
 from tapfl.kernels.columns import SIZES, Columns, add_few, column_arguments, power
+from tapfl.kernels.dropout import dropout_arguments, keeps
 from tapfl.kernels.project import factor_gradient, project
 
 # What one program takes; for a long row the fastest of those tried on an H200.

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tapfl.kernels.chance import dropout_arguments, keeps
 from tapfl.kernels.columns import SIZES, Columns, column_arguments, in_segment, power
+from tapfl.kernels.dropout import dropout_arguments, keeps
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -17,7 +17,7 @@ from tapfl.model.lora import AttentionLoRA, ConvLoRA, Dropout, Factors, attentio
 IMAGE_SIZE = 64  # images are kept at this size and scaled to the encoder's on the device
 # The paper's normalisation, for the encoders and for the targets of image generation.
 MEAN = (0.5071, 0.4865, 0.4409)
-DEVIATION = (0.2673, 0.2564, 0.2762)
+STD = (0.2673, 0.2564, 0.2762)
 
 
 class ImageNormalizer(nn.Module):
@@ -26,7 +26,7 @@ class ImageNormalizer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mean = nn.Buffer(torch.tensor(MEAN).view(3, 1, 1) * 255, persistent=False)
-        self.deviation = nn.Buffer(torch.tensor(DEVIATION).view(3, 1, 1) * 255, persistent=False)
+        self.std = nn.Buffer(torch.tensor(STD).view(3, 1, 1) * 255, persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return the normalised float image of a uint8 one, ``(B, 3, 64, 64)``."""
@@ -38,7 +38,7 @@ class ImageNormalizer(nn.Module):
                              f"got {image.shape[2]}x{image.shape[3]}")
         if image.dtype != torch.uint8:
             raise TapflError(f"image: expected uint8 values 0..255, got {image.dtype}")
-        return (image.float() - self.mean) / self.deviation
+        return (image.float() - self.mean) / self.std
 
 
 class ImageEmbedding(nn.Module):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfl.kernels.attention import HEAD_SIZES, MOST_TOKENS, Attention
+from tapfl.kernels.attention import HEAD_SIZES, MAX_TOKENS, Attention
 from tapfl.kernels.columns import Columns
 from tapfl.kernels.gelu import GeluPrologue
 from tapfl.kernels.linear import FrozenLinear
@@ -17,12 +17,12 @@ from tapfl.kernels.norm import NormPrologue
 from tapfl.model.layer import Keys, Packed, Residual, TransformerLayer, attend_packed
 from tapfl.model.lora import Factors
 
-MOST_WIDTH = 1024  # a row of tokens is normalised in registers
+MAX_WIDTH = 1024  # a row of tokens is normalised in registers
 
 
 def suits(layer: TransformerLayer) -> bool:
     """Return whether the kernels can compute a layer."""
-    return (layer.suits_kernels and layer.width <= MOST_WIDTH
+    return (layer.suits_kernels and layer.width <= MAX_WIDTH
             and layer.width // layer.heads in HEAD_SIZES)
 
 
@@ -32,7 +32,7 @@ def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors 
     streams, batch, length, width = tokens.shape
     s, h, branches, b = _normed(layer.norm1, tokens, lora)
     qkv = _linear(h, *packed, b).view(streams, batch, length, branches, 3 * width)
-    if length <= MOST_TOKENS:
+    if length <= MAX_TOKENS:
         out = _apply(Attention, qkv, keys.mask, layer.heads, keys.cut, keys.privates)
     else:
         plain = qkv.permute(0, 3, 1, 2, 4).reshape(-1, batch, length, 3 * width)

@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tapfl.config import FoundationConfig, SpeedConfig
-from tapfl.errors import TapflError, nearest, one_line
-from tapfl.model.encoder import DEVIATION, MEAN, Encoder, ImageEmbedding, TextEmbedding
+from tapfl.errors import TapflError, as_tapfl_error, nearest
+from tapfl.model.encoder import MEAN, STD, Encoder, ImageEmbedding, TextEmbedding
 from tapfl.model.layer import TransformerLayer
 from tapfl.model.packages import resolve
 from tapfl.model.weights import Source, flava_fields, preprocessing, seeded
@@ -92,7 +92,7 @@ class Foundation(nn.Module):
         return self
 
     @property
-    def ways(self) -> dict[str, int]:
+    def execution_modes(self) -> dict[str, int]:
         """How many layers go through kernels, are compiled, or run as they are."""
         layers = [m for m in self.modules() if isinstance(m, TransformerLayer)]
         fast, compiled = sum(m.fast for m in layers), sum(m.compiled and not m.fast for m in layers)
@@ -166,7 +166,7 @@ def load_tokenizer(config: FoundationConfig) -> Any:
             tokenizer_file=str(asset), unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
             sep_token="[SEP]", mask_token="[MASK]",
         )
-    with one_line(f"{source}: cannot read the tokenizer"):
+    with as_tapfl_error(f"{source}: cannot read the tokenizer"):
         return AutoTokenizer.from_pretrained(resolve(source), trust_remote_code=False)
 
 
@@ -256,8 +256,8 @@ def _pair(request: _Request) -> Foundation:
         used.append(weights)
         parts[modality] = request.model(Source.auto(modality), weights,
                                         request.config.part_architecture(modality))
-    with one_line("foundation: not a pair that can be joined, expected a ViT-like image encoder "
-                  "and a BERT-like text encoder"):
+    with as_tapfl_error("foundation: not a pair that can be joined, expected a ViT-like image "
+                        "encoder and a BERT-like text encoder"):
         return _join(request, parts, " + ".join(used))
 
 
@@ -298,21 +298,22 @@ def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
 def _renormalize(embedding: Any, weights: str) -> None:
     """Let an encoder see pixels as it was trained to, though they are normalised our way.
 
-    Where its folder tells another mean and deviation, the difference goes into the projection of
+    Where its folder tells another mean and std, the difference goes into the projection of
     the patches, which is linear in them.
     """
     told = None if weights == RANDOM else preprocessing(weights)
     if told is None or not told.get("do_normalize", True) or "image_mean" not in told:
         return
-    with one_line(f"{weights}: preprocessor_config.json: cannot read image_mean and image_std"):
-        mean, deviation = (torch.tensor(told[key], dtype=torch.float32).view(3, 1, 1)
-                           for key in ("image_mean", "image_std"))
+    with as_tapfl_error(f"{weights}: preprocessor_config.json: cannot read image_mean and "
+                        "image_std"):
+        mean, std = (torch.tensor(told[key], dtype=torch.float32).view(3, 1, 1)
+                     for key in ("image_mean", "image_std"))
     projection = embedding.projection
-    shift = (torch.tensor(MEAN).view(3, 1, 1) - mean) / deviation
+    shift = (torch.tensor(MEAN).view(3, 1, 1) - mean) / std
     if projection.bias is None:
         projection.bias = nn.Parameter(torch.zeros(projection.out_channels), requires_grad=False)
     projection.bias.add_((projection.weight * shift).sum(dim=(1, 2, 3)))
-    projection.weight.mul_(torch.tensor(DEVIATION).view(3, 1, 1) / deviation)
+    projection.weight.mul_(torch.tensor(STD).view(3, 1, 1) / std)
 
 
 @torch.no_grad()

@@ -38,7 +38,7 @@ _POST_NORM = {"norm1": ("attention.output.LayerNorm", "sa_layer_norm"),
               "norm2": ("output.LayerNorm", "output_layer_norm")}
 
 
-MOST_COLUMNS = 64  # of LoRA, for one branch; the kernels are made for small ranks
+MAX_COLUMNS = 64  # of LoRA, for one branch; the kernels are made for small ranks
 Packed = tuple[Tensor, Tensor | None]  # the weight and bias of query, key and value
 
 
@@ -238,7 +238,7 @@ def _fold(scale: nn.Module | None, linear: nn.Linear) -> None:
 
 
 def _too_many_columns(arguments: Sequence[Any]) -> bool:
-    return any(isinstance(a, Factors) and a.a.shape[1] > MOST_COLUMNS for a in arguments)
+    return any(isinstance(a, Factors) and a.a.shape[1] > MAX_COLUMNS for a in arguments)
 
 
 @functools.cache

@@ -139,16 +139,16 @@ class Network(nn.Module):
         """Run encoders and backbone: the output tokens, and the private path after stage 1."""
         if dropout is None:
             dropout = self.config.lora.dropout if self.training else 0.0
-        chance = Dropout(dropout)
+        dropout_masks = Dropout(dropout)
         _check_text(batch.text, batch.text_mask, "text")
         _check_text(batch.answer, batch.answer_mask, "answer")
         parts, masks = {}, {}
         for modality in task.modalities:
             masks[modality] = batch.text_mask if modality == "text" else None
-            parts[modality] = self._modality(task, modality, batch, chance)
+            parts[modality] = self._modality(task, modality, batch, dropout_masks)
         tokens = Tokens.join(parts, masks)
         kind = RoutedBackbone if self.ownership.backbone == "routed" else StandardBackbone
-        backbone = kind(list(self.foundation.layers), self.blocks, chance, self.adapter)
+        backbone = kind(list(self.foundation.layers), self.blocks, dropout_masks, self.adapter)
         values, latent = backbone(tokens, task.kind)
         if self.foundation.norm is not None:
             values = self.foundation.norm(values)

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from tapfl.data.cache import root
-from tapfl.errors import TapflError, nearest, one_line
+from tapfl.errors import TapflError, as_tapfl_error, nearest
 from tapfl.model.onnx import write_dinov2
 
 PREFIX = "pip:"
@@ -72,7 +72,7 @@ def resolve(weights: str) -> str:
     if package.convert is None:
         return str(file.parent)
     folder = root() / "weights" / package.sha256[:16]
-    with one_line(f"{folder}: cannot be written; TAPFL_CACHE names another place"):
+    with as_tapfl_error(f"{folder}: cannot be written; TAPFL_CACHE names another place"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not folder.is_dir():

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tapfl.errors import TapflError, nearest, one_line
+from tapfl.errors import TapflError, as_tapfl_error, nearest
 from tapfl.model.packages import resolve
 
 _FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
@@ -54,7 +54,7 @@ class Source:
 
         fields = dict(fields)
         kind = fields.pop("model_type", self.model_type)
-        with one_line("foundation.architecture: no such configuration"):
+        with as_tapfl_error("foundation.architecture: no such configuration"):
             plain = AutoConfig.for_model(kind)
             known = set(plain.to_dict()) | set(getattr(plain, "attribute_map", {}))
             for part in ("image_config", "text_config", "multimodal_config"):
@@ -69,8 +69,8 @@ class Source:
         """Return the configuration that comes with weights, of the right kind of model."""
         from transformers import AutoConfig
 
-        with one_line(f"{weights}: cannot read config.json, expected a local folder or a hub id "
-                      "that can be reached"):
+        with as_tapfl_error(f"{weights}: cannot read config.json, expected a local folder or a "
+                            "hub id that can be reached"):
             config = AutoConfig.from_pretrained(resolve(weights), trust_remote_code=False)
         if self.model_class != "AutoModel" and config.model_type != self.model_type:
             raise TapflError(f"{weights}: config.json describes a {config.model_type} model, "
@@ -79,7 +79,7 @@ class Source:
 
     def build(self, config: Any) -> Any:
         """Return a model without weights of its own."""
-        with one_line("foundation.architecture: cannot build this model"):
+        with as_tapfl_error("foundation.architecture: cannot build this model"):
             library = self._library()
             return (library.from_config(config) if self.model_class == "AutoModel"
                     else library(config))
@@ -87,7 +87,7 @@ class Source:
     def read(self, weights: str, wanted: Sequence[str]) -> Any:
         """Load strictly: everything ``wanted`` must be there and must fit."""
         only_safetensors(Path(resolve(weights)))
-        with one_line(f"{weights}: cannot read safetensors weights"), _quiet():
+        with as_tapfl_error(f"{weights}: cannot read safetensors weights"), _quiet():
             model, info = self._library().from_pretrained(
                 resolve(weights), use_safetensors=True, output_loading_info=True,
                 trust_remote_code=False, ignore_mismatched_sizes=True, dtype=torch.float32)
@@ -120,7 +120,7 @@ def preprocessing(weights: str) -> dict[str, Any] | None:
     """Return what comes with weights about the images they were trained on, if anything does."""
     from transformers.utils import cached_file
 
-    with one_line(f"{weights}: cannot read preprocessor_config.json"):
+    with as_tapfl_error(f"{weights}: cannot read preprocessor_config.json"):
         path = cached_file(resolve(weights), "preprocessor_config.json",
                            _raise_exceptions_for_gated_repo=False,
                            _raise_exceptions_for_missing_entries=False,
@@ -136,7 +136,7 @@ def only_safetensors(folder: Path) -> None:
         raise TapflError(f"{folder}: no .safetensors file in this weights folder (other formats "
                          "can run code when loaded and are not read)")
     for index in folder.glob("*.index.json"):
-        with one_line(f"{index}: not a readable index of weights"):
+        with as_tapfl_error(f"{index}: not a readable index of weights"):
             names = set(json.loads(index.read_text())["weight_map"].values())
         for name in names:
             if not str(name).endswith(".safetensors") or Path(name).name != name:

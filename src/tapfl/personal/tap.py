@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tapfl.blocks import BlockState
-from tapfl.data.batches import Part
+from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses
 from tapfl.federated.distill import divergence
@@ -141,13 +141,13 @@ class TapWithoutDistillation(Tap):
 class Distillation:
     """The loss of stage 2 (paper eq. kd-loss): sum of lambda_o l_o plus sum of beta_o KD_o."""
 
-    recordable = True
+    graph_safe = True
 
     def __init__(self, teacher: Network, context: Context) -> None:
         self.teacher, self.context = teacher, context
 
     def __call__(self, network: Network,
-                 parts: Sequence[Part]) -> tuple[Tensor, dict[str, Tensor]]:
+                 parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a minibatch, and the tasks' own losses."""
         settings, tasks = self.context.config.tap, self.context.federation.tasks
         losses, extra = {}, []

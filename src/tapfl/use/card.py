@@ -12,7 +12,7 @@ from tapfl.config import Config
 from tapfl.data.federation import ClientEntry, FederationFile, client_id, parse_id
 from tapfl.engine.registry import SHORT
 from tapfl.engine.store import slug
-from tapfl.errors import TapflError, nearest, one_line
+from tapfl.errors import TapflError, as_tapfl_error, nearest
 from tapfl.reading import check
 from tapfl.tasks import check_name
 
@@ -64,7 +64,7 @@ def exported_card(folder: Path) -> Card:
     """Read the card of a folder that ``tapfl export`` wrote."""
     record = _read(folder / CARD)
     where = str(folder / CARD)
-    with one_line(f"{where}: not the card of an exported model"):
+    with as_tapfl_error(f"{where}: not the card of an exported model"):
         return Card(check(Config, record["config"], where),
                     check(FederationFile, record["federation"], where),
                     check_name(record["client"], "client"), str(record["method"]),
@@ -72,7 +72,7 @@ def exported_card(folder: Path) -> Card:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    with one_line(f"{path}: not a readable record"):
+    with as_tapfl_error(f"{path}: not a readable record"):
         return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

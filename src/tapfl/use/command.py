@@ -12,7 +12,7 @@ from typing import Any
 
 from tapfl.data.table import text_rows
 from tapfl.engine.store import replacing
-from tapfl.errors import TapflError, one_line
+from tapfl.errors import TapflError, as_tapfl_error
 from tapfl.use.export import export
 from tapfl.use.load import ClientModel, load
 
@@ -118,6 +118,6 @@ def _write(opened: Any, rows: Sequence[Record], suffix: str) -> None:
 def _write_image(path: Path, pixels: Any) -> None:
     from PIL import Image
 
-    with one_line(f"--out {path}: cannot be written"):
+    with as_tapfl_error(f"--out {path}: cannot be written"):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path)

@@ -19,7 +19,7 @@ from tapfl.data.prompts import prompt
 from tapfl.engine.build import set_speed
 from tapfl.engine.registry import plan
 from tapfl.engine.run import pick_device
-from tapfl.errors import TapflError, nearest, one_line
+from tapfl.errors import TapflError, as_tapfl_error, nearest
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.federated.context import Context
 from tapfl.model.foundation import build_foundation, load_tokenizer
@@ -87,7 +87,7 @@ class ClientModel:
         missing = sorted(owned - set(kept))
         if missing:
             raise TapflError(f"{self.card.weights}: block '{missing[0]}' is missing")
-        with one_line(f"{self.card.weights}"):
+        with as_tapfl_error(f"{self.card.weights}"):
             kept.load_into(self.network.blocks)
         # As in the run: a model with all the method's blocks predicts the method's way.
         self._whole = set(kept) == owned | private
@@ -137,7 +137,7 @@ class ClientModel:
 
     def _pixels(self, images: torch.Tensor) -> Any:
         normalize = self.network.normalize
-        pixels = images * normalize.deviation.cpu() + normalize.mean.cpu()
+        pixels = images * normalize.std.cpu() + normalize.mean.cpu()
         return pixels.round().clamp(0, 255).byte().permute(0, 2, 3, 1).numpy()
 
     def _data(self, task: Task, images: Sequence[Any] | None,
@@ -176,5 +176,6 @@ class ClientModel:
 
 
 def _picture(image: Any) -> Any:
-    with one_line(f"{image if isinstance(image, str | Path) else 'image'}: not a readable picture"):
+    name = image if isinstance(image, str | Path) else "image"
+    with as_tapfl_error(f"{name}: not a readable picture"):
         return picture(Path(image) if isinstance(image, str) else image)
