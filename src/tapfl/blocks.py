@@ -214,8 +214,32 @@ class BlockState(Mapping[str, Tensor]):
         """Return whether all values are the same, bit for bit."""
         if self.shapes != other.shapes:
             return False
-        same = [(value == other[name]).all() for name, value in self.items()]
+        same = [(value == other[name]).all() for name, value in self.items()
+                if value is not other[name]]
         return bool(torch.stack(same).all()) if same else True
+
+    def not_finite(self) -> str | None:
+        """Say which block holds values that are not finite, if one does."""
+        if not len(self):
+            return None
+        # One synchronisation with the device for the whole state.
+        finite = torch.stack([value.isfinite().all() for value in self.values()])
+        if bool(finite.all()):
+            return None
+        bad = next(name for name, ok in zip(self, finite.tolist(), strict=True) if not ok)
+        return f"block '{bad}' holds values that are not finite"
+
+    def misfit(self, expected: BlockState) -> str | None:
+        """Say which block has other shapes or another type than expected, if one does."""
+        for name, value in self.items():
+            if name not in expected:
+                return f"unknown block '{name}'"
+            if self.shapes[name] != expected.shapes[name]:
+                return f"block '{name}' has other shapes than the server's"
+            if value.shape != expected[name].shape or value.dtype != expected[name].dtype:
+                return (f"block '{name}' is {value.dtype} {tuple(value.shape)}, expected "
+                        f"{expected[name].dtype} {tuple(expected[name].shape)}")
+        return None
 
     def to(self, device: torch.device | str) -> BlockState:
         """Return the state on ``device``; tensors already there are shared."""

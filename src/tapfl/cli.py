@@ -6,9 +6,12 @@ Everything heavy is imported inside the verbs, so that help answers at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +35,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        options.run(options)
+        with _terminable():
+            options.run(options)
     except TapflError as error:
-        print(f"tapfl: {error}", file=sys.stderr)
+        print(f"tapfl: {_printable(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("tapfl: stopped", file=sys.stderr)
@@ -42,6 +46,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
     return 0
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does: what is complete is written down."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _printable(line: str) -> str:
+    """Return a line that any terminal takes: a name may hold bytes that are no text."""
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_predict, _add_export, _add_presets, _add_show, _add_validate,
-                _add_model, _add_pretrain, _add_setup_metrics, add_bench):
+    for add in (_add_run, _add_table, _add_predict, _add_export, _add_presets, _add_show,
+                _add_validate, _add_model, _add_pretrain, _add_setup_metrics, add_bench):
         add(verbs)
     return parser
 
@@ -93,7 +119,13 @@ def _add_run(verbs: Verbs) -> None:
                       help="a folder that mirrors the hub's data sets, DIR/owner/name "
                            "(TAPFL_DATA by default; without either, the hub itself)")
     verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+    verb.add_argument("--threads", type=int, metavar="N",
+                      help="CPU threads to compute with (the cores there are, 8 at most); results "
+                           "depend on it, so a run keeps it")
     verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    verb.add_argument("--modules", type=Path, metavar="DIR",
+                      help="where methods of your own (module:Class) are imported from (beside "
+                           "FILE.yaml, or the current folder; --resume needs it named)")
     verb.add_argument("--compile", action="store_true",
                       help="compile layers that have no kernels (GPU, long runs: see "
                            "docs/performance.md)")
@@ -103,23 +135,53 @@ def _add_run(verbs: Verbs) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from tapfl.config import load_config
-    from tapfl.engine.run import run, stored_config
+    from tapfl.engine.record import read_record
+    from tapfl.engine.run import run
     from tapfl.report.progress import progress
     from tapfl.report.tables import show
 
     if options.preset is None and not (options.resume and options.out):
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
+    config = _run_config(options)
+    out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
+    display = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
+    try:
+        rows = run(config, out, resume=options.resume, device=options.device, notify=display,
+                   modules=options.modules or _beside(options.preset))
+    except KeyboardInterrupt:
+        if (out / "run.json").is_file():
+            own = " --modules DIR" if any(":" in name for name in config.methods) else ""
+            print(f"tapfl: go on with: tapfl run --resume --out {out}{own}", file=sys.stderr)
+        raise
+    finally:
+        display.close()
+    show(rows, config.methods)
+    record = read_record(out)
+    for lost in record.dropped:
+        print(f"{lost['where']}: {lost['dropped']} of {lost['rows']} rows were left out; "
+              f"{out / 'run.json'} says why")
+    if record.random_weights:
+        print("made with random weights: the foundation was not pre-trained")
+    print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
+          f"record: {out / 'run.json'}   models: {out / 'models'}")
+
+
+def _run_config(options: argparse.Namespace) -> Any:
+    """Return the configuration that was asked for, or that of the run to continue."""
+    from tapfl.config import load_config
+    from tapfl.engine.run import stored_config
+
     if options.preset is None:
-        if options.overrides or options.seed is not None:
-            raise TapflError("run --resume: the run keeps its configuration; leave --set and "
-                             "--seed away")
+        if options.overrides or options.seed is not None or options.threads is not None:
+            raise TapflError("run --resume: the run keeps its configuration; omit --set, --seed "
+                             "and --threads")
         config = stored_config(options.out)
         if options.compile:
             speed = config.speed.model_copy(update={"compile": True})
             config = config.model_copy(update={"speed": speed})
     else:
         more = [] if options.seed is None else [f"seed={options.seed}"]
+        more += [] if options.threads is None else [f"threads={options.threads}"]
         more += ["speed.compile=true"] if options.compile else []
         config = load_config(options.preset, [*options.overrides, *more])
     if options.data:
@@ -127,25 +189,12 @@ def _run(options: argparse.Namespace) -> None:
             raise TapflError(f"--data {options.data}: no such folder")
         data = config.data.model_copy(update={"folder": options.data})
         config = config.model_copy(update={"data": data})
-    out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
-    watch = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
-    try:
-        rows = run(config, out, resume=options.resume, device=options.device, watch=watch,
-                   modules=_beside(options.preset))
-    except KeyboardInterrupt:
-        if (out / "run.json").is_file():
-            print(f"tapfl: go on with: tapfl run --resume --out {out}", file=sys.stderr)
-        raise
-    show(rows, config.methods)
-    if json.loads((out / "run.json").read_text())["random_weights"]:
-        print("made with random weights: the foundation was not pre-trained")
-    print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
-          f"record: {out / 'run.json'}   models: {out / 'models'}")
+    return config
 
 
 def _folder(folder: Path, resume: bool) -> Path:
     """Return a new folder for a run, or the newest run's."""
-    from tapfl.engine.run import fresh_folder
+    from tapfl.engine.folder import fresh_folder
 
     if not resume:
         return fresh_folder(folder)
@@ -160,16 +209,50 @@ def _beside(preset: str | None) -> Path | None:
     return Path(preset).parent if preset and Path(preset).is_file() else None
 
 
+def _add_table(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "table", _table, "put the results of runs into one table",
+        "Put the results of one or several runs into one table: mean and spread over clients and\n"
+        "seeds, best bold, second best underlined.",
+        ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --markdown"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                      help="the folder of a run, or a results.csv")
+    verb.add_argument("--markdown", action="store_true", help="print Markdown")
+    verb.add_argument("--columns", type=int, default=4, metavar="N",
+                      help="data sets side by side (4)")
+
+
+def _table(options: argparse.Namespace) -> None:
+    from tapfl.engine.results import read_results
+    from tapfl.report.tables import markdown_tables, show
+
+    rows = []
+    for path in options.runs:
+        file = path / "results.csv" if path.is_dir() else path
+        if not file.is_file():
+            raise TapflError(f"{path}: no results here; expected a complete run or its results.csv")
+        rows += read_results(file)
+    if not rows:
+        raise TapflError(f"{options.runs[0]}: no results")
+    if options.columns < 1:
+        raise TapflError(f"--columns {options.columns}: expected at least 1")
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    if options.markdown:
+        print(markdown_tables(rows, methods, options.columns))
+    else:
+        show(rows, methods, options.columns)
+
+
 def _add_client(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("run_folder", type=Path, metavar="RUN",
                       help="the folder of a complete run, or of an exported model")
     verb.add_argument("--client", metavar="ID", help="whose model, e.g. g0-1")
     verb.add_argument("--model", metavar="personal|federated",
-                      help="the client's own model, which is the default (TAP's, if the run has "
-                           "it), or the federated one")
+                      help="the client's own model, which is the default (run.json says which "
+                           "method's), or the federated one")
     verb.add_argument("--method", metavar="NAME", help="one of the run's methods, by its name")
     verb.add_argument("--modules", type=Path, metavar="DIR",
-                      help="where a method of your own (module:Class) is imported from")
+                      help="where a federated method of your own (module:Class) is imported from")
 
 
 def _add_predict(verbs: Verbs) -> None:
@@ -189,6 +272,8 @@ def _add_predict(verbs: Verbs) -> None:
     verb.add_argument("--file", type=Path, metavar="FILE", help="a .csv or .jsonl of many inputs")
     verb.add_argument("--out", type=Path, metavar="FILE", help="where to write")
     verb.add_argument("--json", action="store_true", help="print one answer as JSON")
+    verb.add_argument("--weights", metavar="PLACE",
+                      help="where the frozen base is found now, if not where it was")
     verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
 
 
@@ -208,6 +293,9 @@ def _add_export(verbs: Verbs) -> None:
          "tapfl predict g0-7 --task agnews --text 'shares rise'"])
     _add_client(verb)
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    verb.add_argument("--weights", metavar="PLACE",
+                      help="where the frozen base will be found, e.g. a hub id; by default weights "
+                           "from a hub or a package are named and those in a folder are copied")
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -218,7 +306,7 @@ def _export(options: argparse.Namespace) -> None:
 
 def _add_setup_metrics(verbs: Verbs) -> None:
     _verb(verbs, "setup-metrics", _setup_metrics, "fetch what the metrics of text need",
-          "Fetch WordNet for METEOR, and tell which model BERTScore will use here.",
+          "Fetch WordNet for METEOR, and say which model BERTScore will use here.",
           ["tapfl setup-metrics"])
 
 
@@ -260,22 +348,32 @@ def _show(options: argparse.Namespace) -> None:
 
 def _add_validate(verbs: Verbs) -> None:
     verb = _verb(verbs, "validate", _validate, "check a configuration without running it",
-                 "Check a configuration: its keys and values, its federation, its methods.",
-                 ["tapfl validate mine.yaml"])
+                 "Check a configuration as a run would: its keys and values, its federation and\n"
+                 "methods, the files and columns of its data, weights and packages. Data are\n"
+                 "prepared on the way: the run will find them so.",
+                 ["tapfl validate mine.yaml", "tapfl validate flava --config-only"])
     _add_config(verb)
+    verb.add_argument("--data", metavar="DIR", help="a folder that mirrors the hub's data sets")
+    verb.add_argument("--modules", type=Path, metavar="DIR",
+                      help="where methods of your own (module:Class) are imported from")
+    verb.add_argument("--config-only", action="store_true",
+                      help="read neither data nor weights")
 
 
 def _validate(options: argparse.Namespace) -> None:
     from tapfl.config import load_config
-    from tapfl.data.federation import load_federation
-    from tapfl.engine.registry import plan
+    from tapfl.engine.validate import validate
+    from tapfl.report.progress import progress
 
-    config = load_config(options.preset, options.overrides)
-    federation = load_federation(config.federation)
-    runs = plan(config.methods, _beside(options.preset))
-    clients = config.federation.groups * len(federation.clients)
-    print(f"{options.preset}: valid. {len(config.methods)} methods in {len(runs)} federated "
-          f"run(s), {clients} clients, {len(federation.tasks)} tasks")
+    overrides = [*options.overrides, *([f"data.folder={options.data}"] if options.data else [])]
+    config = load_config(options.preset, overrides)
+    display = progress()
+    try:
+        found = validate(config, options.modules or _beside(options.preset),
+                         config_only=options.config_only, notify=display)
+    finally:
+        display.close()
+    print(f"{options.preset}: valid. {found}")
 
 
 def _add_model(verbs: Verbs) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tapfl.errors import TapflError, nearest
 from tapfl.reading import check, is_file, parse_yaml, read_text, yaml_value
+from tapfl.tasks import NAME
+
+MAX_SAMPLES = 10**9  # nobody's data set is larger; such a weight would silence all others
+MAX_THREADS = 1024
+USUAL_THREADS = 8  # more gain little at these sizes
 
 
 class Section(BaseModel):
@@ -106,6 +112,10 @@ class FederationConfig(Section):
     ``holdout`` is the share of every client's data that is kept for validation losses.
     ``dirichlet`` skews the labels of classification data among the clients that hold them: the
     smaller, the more skewed; without it they are drawn alike.
+
+    ``max_update_norm`` refuses updates that go too far: a number is the largest Euclidean norm of
+    what a client adds to a block; ``3x`` is three times the median norm of the last accepted
+    updates of that block. ``max_samples`` refuses updates that claim more samples than this.
     """
 
     layout: str = "flava"
@@ -113,6 +123,9 @@ class FederationConfig(Section):
     groups: int = Field(3, ge=1, le=1_000_000)
     holdout: float = Field(0.0, ge=0, lt=1)
     dirichlet: float | None = Field(None, gt=0)
+    max_update_norm: Annotated[float, Field(gt=0, le=1e30)] | Annotated[
+        str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?x$")] | None = None
+    max_samples: int = Field(MAX_SAMPLES, ge=1, le=MAX_SAMPLES)
 
 
 class DataConfig(Section):
@@ -247,15 +260,31 @@ class SpeedConfig(Section):
     resident_gb: float | None = Field(None, ge=0)
 
 
+class Variant(BaseModel):
+    """A method with settings of its own: ``of`` is the method, the rest are sections as here.
+
+    The sections are merged over the configuration's, mapping by mapping, and then validated.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+
+    of: str
+
+
 class Config(Section):
     """A whole experiment.
 
-    ``precision`` is what the frozen base computes in: by default bf16 on a GPU and fp32 on a CPU.
-    What trains is always fp32.
+    ``variants`` are methods with other settings, by name; ``own`` holds the settings of a user's
+    own classes, by class name. ``threads`` is how many CPU threads compute: results depend on it,
+    so it is recorded and used again on resume. ``precision`` is what the frozen base computes in:
+    by default bf16 on a GPU and fp32 on a CPU. What trains is always fp32.
     """
 
     seed: int = Field(41, ge=0)
+    threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     methods: list[str] = Field(default=["fedavg", "tap"], min_length=1)
+    variants: dict[str, Variant] = {}
+    own: dict[str, dict[str, Any]] = {}
     foundation: FoundationConfig = FoundationConfig()
     backbone: BackboneConfig = BackboneConfig()
     lora: LoraConfig = LoraConfig()
@@ -280,10 +309,27 @@ class Config(Section):
                              "federation.holdout, e.g. to 0.1")
         return self
 
+    @model_validator(mode="after")
+    def _names(self) -> Config:
+        for name in self.variants:
+            if not NAME.fullmatch(name) or len(name) > 80:
+                raise ValueError(f"variants: {name!r} is not a name: expected letters, digits, '_' "
+                                 "or '-', starting with a letter or digit, at most 80 characters")
+        for name in self.methods:
+            if not name.isprintable() or len(name) > 200:
+                raise ValueError(f"methods: {name[:80]!r} is not the name of a method")
+        return self
+
     @property
     def post_lr(self) -> float:
         """The learning rate after federation."""
         return self.post.lr or self.train.lr_initial
+
+    @property
+    def thread_count(self) -> int:
+        """How many CPU threads compute: as set, or the cores there are, eight at most."""
+        return self.threads or min(USUAL_THREADS, len(os.sched_getaffinity(0)) if hasattr(
+            os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
 def warm_up(initial: float, final: float, rounds: int, round_: int) -> float:

@@ -32,16 +32,17 @@ def run(config: Config, device: str, quick: bool = False) -> Report:
     limit = build_foundation(config.foundation, layers_per_stage=config.backbone.layers_per_stage,
                              device="meta").max_text
     torch.zeros(1, device=device)  # a GPU's start is not the first data set's fault
-    rows = []
+    rows, own = [], own_data(config, file)
     with _empty_cache():
         for name, task in file.task_table().items():
             load = partial(load_data, config, {name: task}, tokenizer, limit, device,
-                           own=own_data(config, file))
+                           own=own)
             splits, seconds = once(load, device)
             forget_checksums()
             _, again = once(load, device)
-            train, test = splits[name]
-            count = len(train) + len(test)
+            pairs = [splits[name]] if name in splits else [
+                splits.of_client(name, client) for client in own.clients[name]]
+            train, count = pairs[0][0], sum(len(part) for pair in pairs for part in pair)
             rows.append({"data set": name, "samples": count, "load s": seconds,
                          "samples/s": count / seconds, "again s": again,
                          "minibatch ms": 1e3 * _draw(train, config, device, 3 if quick else 50)})

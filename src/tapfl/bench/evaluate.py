@@ -20,10 +20,11 @@ def run(config: Config, device: str, quick: bool = False, samples: int | None = 
     wanted = min(samples, config.data.test or samples)
     settings = {"evaluation.max_new_tokens": 4} if quick else {}
     config = changed(config, {**NO_MORE, "data.test": wanted, **settings})
-    context, tokenizer = build(config, device)
-    network, evaluate = context.network(), Evaluator(tokenizer, config.evaluation, device)
+    experiment = build(config, device)
+    network = experiment.context.network()
+    evaluate = Evaluator(experiment.tokenizer, config.evaluation, device)
     rows = []
-    for name, (_, data) in context.federation.splits.items():
+    for name, (_, data) in experiment.federation.splits.items():
         seconds = timed(partial(evaluate, network, data), device,
                         repeats=1 if quick else 3, warmup=0 if quick else 1)
         rows.append({"task": name, "kind": data.task.kind, "samples": len(data),

@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tapfl.bench.measure import changed, peak_memory
 from tapfl.config import Config
 from tapfl.data.federation import Client
 from tapfl.engine.run import run
-from tapfl.engine.watch import Watch
+from tapfl.events import Event, RoundEnded, RunStarted
 from tapfl.federated.context import Losses
 from tapfl.federated.method import FedAvg
 
@@ -34,24 +34,22 @@ class Enough(Exception):
     """The last round is over; nobody wants the final models."""
 
 
-class Clock(Watch):
+class Clock:
     """Notes when the run begins and when every round ends."""
 
     def __init__(self) -> None:
         self.created = time.perf_counter()
         self.begun, self.ends, self.rounds = 0.0, [0.0], 0
 
-    def method(self, name: str, rounds: int, done: int, clients: int) -> None:
-        """Model and data are there."""
-        self.begun, self.rounds = time.perf_counter(), rounds
-        self.ends = [self.begun]
-
-    def round(self, round_: int, cohort: Sequence[str], losses: Mapping[str, float],
-              replacements: int, refused: int) -> None:
-        """Another round has ended."""
-        self.ends.append(time.perf_counter())
-        if len(self.ends) > self.rounds:
-            raise Enough
+    def __call__(self, event: Event) -> None:
+        """Look at the time."""
+        if isinstance(event, RunStarted):  # model and data are there
+            self.begun, self.rounds = time.perf_counter(), event.rounds
+            self.ends = [self.begun]
+        elif isinstance(event, RoundEnded):
+            self.ends.append(time.perf_counter())
+            if len(self.ends) > self.rounds:
+                raise Enough
 
     def seconds(self, warmup: int) -> float:
         """Return the median of the rounds after the first few."""
@@ -63,7 +61,7 @@ def watched(config: Config, out: Path, device: str) -> Clock:
     """Run all rounds of an experiment and nothing after them."""
     clock = Clock()
     try:
-        run(config, out, device=device, watch=clock)
+        run(config, out, device=device, notify=clock)
     except Enough:
         return clock
     raise AssertionError("a run without rounds")

@@ -13,9 +13,8 @@ from tapfl.bench.measure import Report, changed, matmul_rate, once, peak_memory
 from tapfl.config import Config
 from tapfl.data.batches import TaskBatch, TaskData, Texts
 from tapfl.data.federation import Client
-from tapfl.engine.build import build
+from tapfl.engine.build import Experiment, build
 from tapfl.errors import TapflError, nearest
-from tapfl.federated.context import Context
 from tapfl.federated.method import FedAvg
 from tapfl.federated.stepper import Objective
 from tapfl.federated.training import task_objective
@@ -33,17 +32,18 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
 
     ``tokens`` gives every text that length, in place of the data's own.
     """
-    context = prepare(config, device, quick, batch, compile)
+    experiment = prepare(config, device, quick, batch, compile)
+    context = experiment.context
     if tokens:
-        for split in context.federation.splits.values():
+        for split in experiment.federation.splits.values():
             _set_lengths(split[0], tokens, context.foundation.max_text)
     method = FedAvg(context)
     rate = matmul_rate(device, context.foundation.dtype, 256 if quick else None)
-    flops = StepFlops(context.config, context.federation.tasks)
+    flops = StepFlops(context.config, context.tasks)
     distillation = Distillation(method.teacher, context)
     steps = steps or (1 if quick else 20 if device.startswith("cuda") else 3)
     rows = []
-    for client in chosen(context, kinds):
+    for client in chosen(experiment, kinds):
         for name, objective in (("W or X", task_objective), ("X, taught", distillation)):
             seconds, drawn, peak = _steps(method, client, objective, steps)
             work = sum(flops.step(p, objective is distillation) for p in drawn) / len(drawn)
@@ -63,7 +63,7 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
 
 
 def prepare(config: Config, device: str, quick: bool, batch: int | None,
-            compile: bool) -> Context:
+            compile: bool) -> Experiment:
     """Return an experiment to measure, with one client of every kind."""
     values: dict[str, Any] = {"federation.groups": 1}
     if compile:
@@ -73,17 +73,17 @@ def prepare(config: Config, device: str, quick: bool, batch: int | None,
         values["train.batch_size"] = batch or small
     if quick or (device == "cpu" and config.data.train is None):
         values |= {"data.train": 40 if quick else 400, "data.test": 4}
-    context, _ = build(changed(config, values), device)
-    return context
+    return build(changed(config, values), device)
 
 
-def chosen(context: Context, kinds: Sequence[str] | None) -> list[Client]:
+def chosen(experiment: Experiment, kinds: Sequence[str] | None) -> list[Client]:
     """Return the clients to measure."""
-    known = [context.federation.id_of(i) for i in range(len(context.federation))]
+    federation = experiment.federation
+    known = [federation.id_of(i) for i in range(len(federation))]
     for kind in kinds or ():
         if kind not in known:
             raise TapflError(f"--kinds: unknown client '{kind}'" + nearest(kind, known))
-    return [c for c in context.federation if not kinds or c.id in kinds]
+    return [c for c in federation if not kinds or c.id in kinds]
 
 
 def _steps(method: FedAvg, client: Client, objective: Objective,

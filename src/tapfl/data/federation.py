@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from importlib import resources
 from pathlib import Path
@@ -15,10 +15,10 @@ import numpy as np
 from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag
 
 from tapfl.config import FederationConfig, Section
-from tapfl.data.batches import ClientData, Rows
+from tapfl.data.batches import ClientData, Rows, TaskData
 from tapfl.data.custom import DataEntry, OwnData
 from tapfl.data.skew import deal
-from tapfl.data.sources import Splits
+from tapfl.data.sources import Pair, Splits
 from tapfl.errors import TapflError, nearest
 from tapfl.reading import check, is_file, parse_yaml, read_text
 from tapfl.tasks import Task, check_name
@@ -147,23 +147,35 @@ def _check_clients(federation: FederationFile) -> None:
 
 
 @dataclass(frozen=True)
-class Client:
-    """A client of the federation: who it is, its tasks and its data."""
+class Member:
+    """What a server may know of a client: who it is, its tasks, and |D_i|, its number of samples.
+
+    Which blocks a client owns depends on this alone.
+    """
 
     id: str
-    index: int
+    index: int  # its place in the roster
     tasks: tuple[str, ...]
-    data: ClientData
-    tests: Mapping[str, Rows] = field(default_factory=dict)  # its rows of the tasks' test data
+    samples: int
 
-    @property
-    def samples(self) -> int:
-        """|D_i|."""
-        return self.data.samples
+
+Holdings = Mapping[str, tuple[TaskData, Rows]]  # rows of a data set, by task
+
+
+@dataclass(frozen=True)
+class Client(Member):
+    """A member with its data: what it trains on, and its rows of its tasks' test data."""
+
+    data: ClientData
+    tests: Holdings
 
 
 class Federation(Sequence[Client]):
-    """All clients. One is put together when it is asked for: thousands cost nothing."""
+    """All clients. One is put together when it is asked for: thousands cost nothing.
+
+    Shares of one data set, and label skew, are a simulation: the data set is loaded once and the
+    clients are rows of it. A client that brings its own files is built from those alone.
+    """
 
     def __init__(self, file: FederationFile, splits: Splits, config: FederationConfig,
                  seed: int) -> None:
@@ -174,8 +186,7 @@ class Federation(Sequence[Client]):
         self._orders = {task: _rng(seed, "order", task).permutation(len(train))
                         for task, (train, _) in splits.items()}
         self._skewed = {task: self._skew(task) for task in splits
-                        if config.dirichlet is not None and self.tasks[task].is_classification
-                        and task not in splits.held}
+                        if config.dirichlet is not None and self.tasks[task].is_classification}
         self._check()
 
     def __len__(self) -> int:
@@ -190,16 +201,64 @@ class Federation(Sequence[Client]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        entry = self.file.clients[index % len(self.file.clients)]
-        parts, holdout = [], []
+        entry = self._entry(index)
+        holdings, holdout, tests = [], [], {}
         for task in entry.tasks:
-            data, rows = self.splits[task][0], self._rows(index, task)
-            kept = int(len(rows) * self.config.holdout)
-            holdout.append((data, rows[:kept]))
-            parts.append((data, rows[kept:]))
-        tests = {task: self._test_rows(index, task) for task in entry.tasks}
-        return Client(self.id_of(index), index, tuple(entry.tasks), ClientData(parts, holdout),
-                      tests)
+            train, test = self._data(index, task)
+            rows, test_rows = self._rows(index, task)
+            kept = self._held_out(index, task, len(rows))
+            holdout.append((train, rows[:kept]))
+            holdings.append((train, rows[kept:]))
+            tests[task] = (test, test_rows)
+        data = ClientData(holdings, holdout)
+        return Client(self.id_of(index), index, tuple(entry.tasks), data.samples, data, tests)
+
+    @property
+    def members(self) -> Roster:
+        """What a server may know of the clients, in the roster's order."""
+        return Roster(self)
+
+    def others(self, client: Member, task: str) -> list[tuple[TaskData, Rows]]:
+        """Return the test data of the task's other clients: only a simulation has them."""
+        test, own = self[client.index].tests[task]
+        if task not in self.splits.brought:
+            rest = np.ones(len(test), dtype=bool)
+            rest[own] = False
+            return [(test, np.flatnonzero(rest))]
+        return [self[i].tests[task] for i in range(len(self))
+                if i != client.index and task in self._entry(i).tasks]
+
+    def data_sets(self) -> Iterator[tuple[str, TaskData, TaskData]]:
+        """Go through all training and test data: a task's, or a client's own of a task."""
+        for task, (train, test) in self.splits.items():
+            yield task, train, test
+        for entry in self.file.clients:
+            for task in entry.tasks:
+                if task in self.splits.brought:
+                    yield f"{task}/{entry.name}", *self.splits.of_client(task, entry.name)
+
+    def check(self) -> None:
+        """Refuse a federation in which a client has too little data; reads everybody's data."""
+        for index in range(len(self)) if self.config.holdout or self.splits.brought else ():
+            for task in self._entry(index).tasks:
+                self._held_out(index, task, len(self._rows(index, task)[0]))
+
+    def _entry(self, index: int) -> ClientEntry:
+        return self.file.clients[index % len(self.file.clients)]
+
+    def _data(self, index: int, task: str) -> Pair:
+        if task in self.splits.brought:
+            return self.splits.of_client(task, self._entry(index).name)
+        return self.splits[task]
+
+    def _held_out(self, index: int, task: str, count: int) -> int:
+        """Return how many of a client's samples of a task are held out."""
+        kept = int(count * self.config.holdout)
+        if self.config.holdout and not 0 < kept < count:
+            raise TapflError(
+                f"federation.holdout: client '{self.id_of(index)}' has {count} "
+                f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
+        return kept
 
     def id_of(self, index: int) -> str:
         """Return a client's id: its kind's name and, where there are several, its group."""
@@ -216,22 +275,19 @@ class Federation(Sequence[Client]):
         known = range(first, min(first + max(len(self._kinds), HINTS), len(self)))
         raise TapflError(f"unknown client '{id_}'" + nearest(id_, map(self.id_of, known)))
 
-    def _rows(self, index: int, task: str) -> Rows:
-        if task in self.splits.held:
-            return self.splits.held[task][self.file.clients[index].name][0]
+    def _rows(self, index: int, task: str) -> tuple[Rows, Rows]:
+        """Return a client's rows of a task: for training, and its own test.
+
+        All clients share the test data, unless their data differ in kind.
+        """
         if task in self._skewed:
-            return self._skewed[task][0][index]
+            return self._skewed[task][0][index], self._skewed[task][1][index]
+        train, test = self._data(index, task)
+        if task in self.splits.brought:
+            return np.arange(len(train)), np.arange(len(test))
         start, stop = self._interval(index, task)
         order = self._orders[task]
-        return order[int(start * len(order)):int(stop * len(order))]
-
-    def _test_rows(self, index: int, task: str) -> Rows:
-        """Return a client's own test data: all of it, unless clients' data differ in kind."""
-        if task in self.splits.held:
-            return self.splits.held[task][self.file.clients[index].name][1]
-        if task in self._skewed:
-            return self._skewed[task][1][index]
-        return np.arange(len(self.splits[task][1]))
+        return order[int(start * len(order)):int(stop * len(order))], np.arange(len(test))
 
     def _interval(self, index: int, task: str) -> tuple[Fraction, Fraction]:
         """Return the part of a data set that a client holds, of 0 to 1."""
@@ -245,8 +301,7 @@ class Federation(Sequence[Client]):
     def _skew(self, task: str) -> tuple[dict[int, Rows], dict[int, Rows]]:
         """Return the rows of every client that holds a task: for training, and its own test."""
         assert self.config.dirichlet is not None
-        holders = [i for i in range(len(self))
-                   if task in self.file.clients[i % len(self.file.clients)].tasks]
+        holders = [i for i in range(len(self)) if task in self._entry(i).tasks]
         widths = [self._interval(i, task) for i in holders]
         labels, test_labels = (data.labels.cpu().numpy() for data in self.splits[task]
                                if data.labels is not None)
@@ -258,24 +313,38 @@ class Federation(Sequence[Client]):
 
     def _check(self) -> None:
         """Refuse a federation in which somebody would hold nothing of a task."""
-        if self.splits.held and self.config.groups > 1:
+        if self.splits.brought and self.config.groups > 1:
             raise TapflError(f"federation.groups: {self.config.groups} groups of clients cannot "
                              "share the data that a client brings itself; expected 1")
         for kind, entry in enumerate(self.file.clients):
             for task, share in entry.tasks.items():
-                size = len(self._orders[task])
-                if isinstance(share, Fraction) and size * share < self.config.groups:
-                    raise TapflError(
-                        f"federation.groups: {self.config.groups} groups are too many for the "
-                        f"{size} samples of '{task}': client '{self.id_of(kind)}' would have none")
-        if self.config.holdout:
-            for index in range(len(self)):
-                for task in self.file.clients[index % len(self.file.clients)].tasks:
-                    count = len(self._rows(index, task))
-                    if not 0 < int(count * self.config.holdout) < count:
+                if isinstance(share, Fraction):
+                    size = len(self._orders[task])
+                    if size * share < self.config.groups:
                         raise TapflError(
-                            f"federation.holdout: client '{self.id_of(index)}' has {count} "
-                            f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
+                            f"federation.groups: {self.config.groups} groups are too many for the "
+                            f"{size} samples of '{task}': client '{self.id_of(kind)}' would have "
+                            "none")
+
+
+class Roster(Sequence[Member]):
+    """The members of a federation; one is put together when it is asked for."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def __len__(self) -> int:
+        return len(self._federation)
+
+    @overload
+    def __getitem__(self, index: int) -> Member: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Member]: ...
+    def __getitem__(self, index: int | slice) -> Member | list[Member]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        client = self._federation[index]
+        return Member(client.id, client.index, client.tasks, client.samples)
 
 
 def client_id(group: int, name: str, groups: int) -> str:

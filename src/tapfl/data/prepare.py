@@ -7,11 +7,12 @@ import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,22 +23,13 @@ from tapfl.data.batches import TaskData, Texts
 from tapfl.data.cache import Entry, cached
 from tapfl.data.table import Row, Table
 from tapfl.errors import TapflError
+from tapfl.events import DataPrepared, Message, RowsDropped, Subscriber, nobody
 from tapfl.tasks import Task
 
 VERSION = 2  # of what is made from the same rows; another one makes everything anew
 SIDE = 64
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # decoders that only decode
 NAMED = 3  # broken rows that a message names; it counts all
-
-
-class Listener(Protocol):
-    """Who is told how far the preparation is."""
-
-    def data(self, name: str, done: int, total: int) -> None:
-        """So many rows of a data set are prepared."""
-
-    def say(self, message: str) -> None:
-        """Something a person should read."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +57,7 @@ class Preparation:
 
     tokenizer: Any
     max_text: int
-    listener: Listener
+    notify: Subscriber = nobody
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -79,12 +71,12 @@ class Preparation:
         key = {"version": VERSION, "recipe": recipe.key, "table": table.digest, "side": SIDE,
                "kind": task.kind, "modalities": task.modalities, "classes": task.classes,
                "tokenizer": self.fingerprint, "max_text": self.max_text}
-        tensors, notes = cached(key, _Maker(task, recipe, table, self).make, self.listener.say)
+        tensors, notes = cached(key, _Maker(task, recipe, table, self).make,
+                                lambda text: self.notify(Message(text)))
         if notes["broken"]:
-            named = "; ".join(f"row {i}: {why}" for i, why in notes["broken"][:NAMED])
-            more = "; …" if len(notes["broken"]) > NAMED else ""
-            self.listener.say(f"{table.where}: {len(notes['broken'])} of {notes['rows']} rows are "
-                              f"broken and left out ({named}{more})")
+            broken = [(number, why) for number, why in notes["broken"]]
+            self.notify(RowsDropped(table.where, len(broken), notes["rows"],
+                                    dict(Counter(why for _, why in broken)), broken[:NAMED]))
         return _task_data(task, tensors, notes)
 
 
@@ -106,7 +98,7 @@ class _Maker:
             for start, rows in self.table.chunks():
                 for number, found in enumerate(pool.map(self._sample, rows), start):
                     self._keep(number, found)
-                self.setting.listener.data(self.table.where, start + len(rows), total)
+                self.setting.notify(DataPrepared(self.table.where, start + len(rows), total))
         if 2 * len(self.broken) > total:
             number, why = self.broken[0]
             raise TapflError(f"{self.table.where}: {len(self.broken)} of {total} rows are broken; "
@@ -197,16 +189,6 @@ def _task_data(task: Task, tensors: dict[str, torch.Tensor], notes: dict[str, An
 
     return TaskData(task, tensors.get("images"), texts("text"), tensors.get("labels"),
                     texts("answer"), notes["references"] or None, classes=tuple(notes["classes"]))
-
-
-class Silent:
-    """Listens and shows nothing."""
-
-    def data(self, name: str, done: int, total: int) -> None:
-        """Say nothing."""
-
-    def say(self, message: str) -> None:
-        """Say nothing."""
 
 
 def at_most(data: TaskData, limit: int | None, seed: int) -> TaskData:

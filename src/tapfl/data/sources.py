@@ -7,53 +7,80 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from tapfl.config import Config, DataConfig
 from tapfl.data import custom, hub, miniature, synthetic
-from tapfl.data.batches import Rows, TaskData, Texts
+from tapfl.data.batches import TaskData, Texts
 from tapfl.data.custom import OwnData
-from tapfl.data.prepare import Listener, Preparation, Silent, at_most, joined
+from tapfl.data.prepare import Preparation, at_most
 from tapfl.data.samples import Samples
 from tapfl.errors import TapflError
+from tapfl.events import Subscriber, nobody
 from tapfl.tasks import Task
 
 Pair = tuple[TaskData, TaskData]
 
 
 class Splits(dict[str, Pair]):
-    """Training and test data of every task.
+    """Training and test data of the tasks whose clients hold shares of one data set.
 
-    ``held`` tells which rows of the two belong to a client, for tasks whose clients bring data of
-    their own.
+    ``brought`` are the tasks whose clients bring data of their own: ``of_client`` loads one
+    client's files, and nobody else's, when they are first needed.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.held: dict[str, dict[str, tuple[Rows, Rows]]] = {}
+    brought: frozenset[str] = frozenset()
+
+    def of_client(self, task: str, client: str) -> Pair:
+        """Return both splits of what a client brings for a task."""
+        raise KeyError(task)
+
+
+class _Loaded(Splits):
+    """Splits that know where a client's own files are."""
+
+    def __init__(self, load: _Loader) -> None:
+        super().__init__()
+        self._load, self.brought = load, frozenset(load.own.clients)
+        self._of_client: dict[tuple[str, str], Pair] = {}
+
+    def of_client(self, task: str, client: str) -> Pair:
+        key = (task, client)
+        if key not in self._of_client:
+            self._of_client[key] = self._load.of_client(task, client)
+        return self._of_client[key]
 
 
 def load_data(config: Config, tasks: Mapping[str, Task], tokenizer: Any, max_text: int,
               device: str = "cpu", resident_bytes: float = float("inf"),
-              own: OwnData | None = None, listener: Listener | None = None) -> Splits:
+              own: OwnData | None = None, notify: Subscriber = nobody) -> Splits:
     """Return the splits of every task, tokenized with the foundation's tokenizer.
 
     Images go to the device as long as they take no more than ``resident_bytes`` there.
     """
-    load = _Loader(config.data, tokenizer, max_text, device, own or OwnData(),
-                   listener or Silent())
-    splits = Splits()
+    load = _Loader(config.data, tasks, tokenizer, max_text, own or OwnData(), notify,
+                   _Placement(device, resident_bytes))
+    splits = _Loaded(load)
     for name, task in tasks.items():
-        splits[name], held = load(task)
-        if held:
-            splits.held[name] = held
-        for data in splits[name]:
-            resident_bytes -= data.image_bytes
-            data.to(device, images_too=resident_bytes >= 0)
-            if not data.resident:
-                resident_bytes += data.image_bytes
+        if name not in splits.brought:
+            splits[name] = load.shared(task)
     return splits
+
+
+@dataclasses.dataclass
+class _Placement:
+    """Moves data to the device; images only while there is room for them."""
+
+    device: str
+    room: float
+
+    def __call__(self, pair: Pair) -> Pair:
+        for data in pair:
+            self.room -= data.image_bytes
+            data.to(self.device, images_too=self.room >= 0)
+            if not data.resident:
+                self.room += data.image_bytes
+        return pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,23 +88,27 @@ class _Loader:
     """Finds the samples of a task: the clients' own, the file's own, or the source's."""
 
     config: DataConfig
+    tasks: Mapping[str, Task]
     tokenizer: Any
     max_text: int
-    device: str
     own: OwnData
-    listener: Listener
+    notify: Subscriber
+    place: _Placement
 
-    def __call__(self, task: Task) -> tuple[Pair, dict[str, tuple[Rows, Rows]]]:
-        own = self.own
-        if task.name in own.clients:
-            pairs = {client: self._entry(task, entry)
-                     for client, entry in own.clients[task.name].items()}
-            train, test = (joined((pair[i] for pair in pairs.values()),
-                                  self.tokenizer.pad_token_id) for i in range(2))
-            return (train, test), _held(pairs)
-        if task.name in own.tasks:
-            return self._entry(task, own.tasks[task.name]), {}
-        return SOURCES[self.config.source](self, task), {}
+    @property
+    def device(self) -> str:
+        """Where the samples go."""
+        return self.place.device
+
+    def shared(self, task: Task) -> Pair:
+        """Return the one data set of a task."""
+        if task.name in self.own.tasks:
+            return self.place(self._entry(task, self.own.tasks[task.name]))
+        return self.place(SOURCES[self.config.source](self, task))
+
+    def of_client(self, task: str, client: str) -> Pair:
+        """Return what a client brings for a task: only its own files are read."""
+        return self.place(self._entry(self.tasks[task], self.own.clients[task][client]))
 
     def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:
         return self.limited(custom.load(entry, task, self.own, self.config, self.preparation))
@@ -91,18 +122,7 @@ class _Loader:
     @functools.cached_property
     def preparation(self) -> Preparation:
         """What turns tables into tensors."""
-        return Preparation(self.tokenizer, self.max_text, self.listener)
-
-
-def _held(pairs: Mapping[str, Pair]) -> dict[str, tuple[Rows, Rows]]:
-    """Return every client's rows of the joined data."""
-    held, starts = {}, [0, 0]
-    for client, pair in pairs.items():
-        rows = [np.arange(start, start + len(data))
-                for start, data in zip(starts, pair, strict=True)]
-        held[client] = (rows[0], rows[1])
-        starts = [start + len(data) for start, data in zip(starts, pair, strict=True)]
-    return held
+        return Preparation(self.tokenizer, self.max_text, self.notify)
 
 
 def _miniature(load: _Loader, task: Task) -> Pair:

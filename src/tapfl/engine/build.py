@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,59 @@ import torch
 from tapfl.config import Config
 from tapfl.data.custom import OwnData
 from tapfl.data.federation import Federation, FederationFile, load_federation
+from tapfl.data.hub import SETS
 from tapfl.data.sources import load_data
-from tapfl.engine.watch import Watch
+from tapfl.events import Subscriber, nobody
 from tapfl.federated.context import Context
+from tapfl.methods import federated_runs, method_specs
 from tapfl.model.foundation import Foundation, build_foundation, load_tokenizer
 
 WORTH_COMPILING = 5000  # steps: below, compiling takes longer than it saves
 RESIDENT_SHARE = 0.4  # of the GPU's memory, for images
 
 
-def build(config: Config, device: str, watch: Watch | None = None) -> tuple[Context, Any]:
-    """Return the experiment and its tokenizer; ``watch`` is told of data being prepared."""
+@dataclass(frozen=True)
+class Experiment:
+    """What all methods of a run share."""
+
+    context: Context
+    federation: Federation
+    tokenizer: Any
+
+    @property
+    def own(self) -> OwnData:
+        """Which data the federation file names."""
+        return own_data(self.context.config, self.federation.file)
+
+    def sources(self) -> dict[str, str]:
+        """Return where the samples of each task come from."""
+        own, source = self.own, self.context.config.data.source
+        found = {}
+        for task in self.federation.tasks:
+            if task in own.clients:
+                found[task] = "files of each client's own"
+            elif task in own.tasks:
+                entry = own.tasks[task]
+                found[task] = f"hub: {entry.hub}" if entry.hub else f"files: {entry.path}"
+            else:
+                found[task] = f"hub: {SETS[task].id}" if source == "hub" else source
+        return found
+
+    def digests(self) -> dict[str, list[str]]:
+        """Return checksums of real data; what is made from a seed follows from the settings."""
+        real = {*self.own.tasks, *self.own.clients}
+        return {name: [train.digest(), test.digest()]
+                for name, train, test in self.federation.data_sets()
+                if self.context.config.data.source == "hub" or name.partition("/")[0] in real}
+
+    def classes(self) -> dict[str, list[str]]:
+        """Return the names of each task's classes, where they have names."""
+        return {name.partition("/")[0]: list(test.classes)
+                for name, _, test in self.federation.data_sets() if test.classes}
+
+
+def build(config: Config, device: str, notify: Subscriber = nobody) -> Experiment:
+    """Return the experiment; ``notify`` is told of data being prepared."""
     file = load_federation(config.federation)
     tasks = file.task_table()
     modalities = sorted({m for task in tasks.values() for m in task.modalities})
@@ -30,9 +73,10 @@ def build(config: Config, device: str, watch: Watch | None = None) -> tuple[Cont
     set_speed(foundation, config, device, config.federation.groups * len(file.clients))
     tokenizer = load_tokenizer(config.foundation)
     splits = load_data(config, tasks, tokenizer, foundation.max_text, device,
-                       resident_bytes(config, device), own_data(config, file), watch)
+                       resident_bytes(config, device), own_data(config, file), notify)
     federation = Federation(file, splits, config.federation, config.seed)
-    return Context(config, federation, foundation, device), tokenizer
+    federation.check()
+    return Experiment(Context(config, tasks, foundation, device), federation, tokenizer)
 
 
 def own_data(config: Config, file: FederationFile) -> OwnData:
@@ -62,9 +106,13 @@ def compiles(config: Config, clients: int) -> bool:
 
 def planned_steps(config: Config, clients: int) -> int:
     """Return how many training steps the methods take together, roughly."""
-    train, personal = config.train, sum("+" in m or "tap" in m for m in config.methods)
-    rounds = train.rounds * min(train.cohort, clients) * train.local_steps
-    return len(config.methods) * rounds + personal * clients * config.post.steps
+    steps = 0
+    for run in federated_runs(method_specs(config)):
+        train = run.config.train
+        rounds = train.rounds * min(train.cohort, clients) * train.local_steps
+        steps += rounds * (1 + len(run.personal))
+        steps += sum(clients * spec.config.post.steps for spec in run.personal)
+    return steps
 
 
 def resident_bytes(config: Config, device: str) -> float:

@@ -18,17 +18,18 @@ from typing import Any
 import torch
 
 from tapfl.blocks import BlockState
+from tapfl.engine.files import Label
 
-Write = Callable[[Path, BlockState, Mapping[str, Any]], None]
+Write = Callable[[Path, Label, BlockState, Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
-    """A file's content, and the files that are no longer needed once it is written."""
+    """A file's content."""
 
+    label: Label
     state: BlockState
     notes: str  # JSON, so that memory gives back exactly what the disk would
-    doomed: tuple[Path, ...]
     ready: torch.cuda.Event | None  # when the device has computed the state; None on a CPU
 
 
@@ -67,11 +68,10 @@ class WriteBehind:
         self._error: BaseException | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def put(self, path: Path, state: BlockState, notes: Mapping[str, Any],
-            doomed: Iterable[Path] = ()) -> None:
-        """Keep a copy and have it written; then the doomed files go. Blocks while all is full."""
+    def put(self, path: Path, label: Label, state: BlockState, notes: Mapping[str, Any]) -> None:
+        """Keep a copy and have it written. Blocks while all is full."""
         copy = state.clone()
-        entry = _Entry(copy, json.dumps(notes), tuple(doomed), _ready(copy))
+        entry = _Entry(label, copy, json.dumps(notes), _ready(copy))
         room = self._limit - copy.nbytes
         with self._lock:
             self._wait(lambda: self._waiting.nbytes <= room)
@@ -149,9 +149,7 @@ class WriteBehind:
             path, entry = job
             try:
                 state = self._on_cpu(entry)
-                self._write(path, state, json.loads(entry.notes))
-                for old in entry.doomed:
-                    old.unlink(missing_ok=True)
+                self._write(path, entry.label, state, json.loads(entry.notes))
             except BaseException as error:  # whatever it is, the caller must hear of it
                 self._stop(error)
                 return

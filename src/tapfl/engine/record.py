@@ -1,101 +1,140 @@
-"""What a run leaves behind: events.jsonl, results.csv, run.json."""
+"""run.json: what a run is, what it was made with, and how far it is. One owner, one shape."""
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import json
 import platform
 import resource
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 import transformers
+from pydantic import BaseModel, ConfigDict, Field
 
 from tapfl import __version__
-from tapfl.engine.store import on_disk, replacing
+from tapfl.config import Config
+from tapfl.data.federation import FederationFile
+from tapfl.engine.files import write_json
+from tapfl.errors import TapflError
+from tapfl.events import RowsDropped
+from tapfl.reading import check
 
-COLUMNS = ("seed", "method", "client", "task", "dataset", "metric", "value", "samples")
-Row = dict[str, Any]
+FILE = "run.json"
+FORMAT = 2
+MAX_BYTES = 64 << 20
 
 
-class EventLog:
-    """One JSON object a line, in the run's file and in a segment that belongs to one method.
+class RunRecord(BaseModel):
+    """The record of a run.
 
-    The segments are what counts after a crash: the run's file is put together from them again.
-    ``held`` events wait until what they tell of is on disk.
+    ``models`` says which method's model ``predict`` takes unless told otherwise; ``data`` where
+    each task's samples come from; ``dropped`` which rows could not be used. ``began`` is set while
+    a process is at work.
     """
 
-    def __init__(self, path: Path, segment: Path) -> None:
-        segment.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
-        self._segment = segment.open("a+", encoding="utf-8")
-        self._held: list[dict[str, Any]] | None = None
-        self.replacements = 0  # emitted so far, for progress displays
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
 
-    def emit(self, event: str, **fields: Any) -> None:
-        """Write an event, or hold it."""
-        record = {"event": event, **fields}
-        self.replacements += event == "replacement"
-        if self._held is not None:
-            self._held.append(record)
-            return
-        line = json.dumps(record, allow_nan=False) + "\n"
-        for file in (self._segment, self._file):
-            with on_disk(Path(file.name)):
-                file.write(line)
-                file.flush()
+    format: int = FORMAT
+    config: Config
+    seed: int
+    threads: int = Field(ge=1)
+    finished: bool = False
+    seconds: float = 0.0
+    began: float | None = None
+    clients: int
+    models: dict[str, str]
+    federation: FederationFile
+    federation_sha256: str
+    classes: dict[str, list[str]]
+    data: dict[str, str]
+    data_sha256: dict[str, list[str]]
+    dropped: list[dict[str, Any]] = []
+    metrics: dict[str, Any] = {}
+    weights: str
+    random_weights: bool
+    environment: dict[str, Any]
+    computing: dict[str, Any]
+    parameters: dict[str, Any]
+    memory: dict[str, int] = {}
 
-    def hold(self) -> None:
-        """Keep events back from now on."""
-        self._held = []
-
-    def release(self) -> list[dict[str, Any]]:
-        """Stop holding; return what was held."""
-        held, self._held = self._held or [], None
-        return held
-
-    def replay(self, records: Iterable[dict[str, Any]]) -> None:
-        """Write events to the run's file that are recorded elsewhere."""
-        with on_disk(Path(self._file.name)):
-            for record in records:
-                self._file.write(json.dumps(record) + "\n")
-            self._file.flush()
-
-    def offset(self) -> int:
-        """Return how long the segment is: what a checkpoint refers to."""
-        return self._segment.tell()
-
-    def rewind(self, offset: int) -> None:
-        """Forget what came after a checkpoint; tell the run's file what came before."""
-        self._segment.seek(0, 2)
-        self._segment.truncate(min(offset, self._segment.tell()))
-        self._segment.seek(0)
-        self._file.write(self._segment.read())
-        self._file.flush()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._file.close()
-        self._segment.close()
+    def save(self, folder: Path) -> None:
+        """Write run.json."""
+        write_json(folder / FILE, self.model_dump(mode="json"))
 
 
-def write_results(path: Path, rows: Iterable[Row]) -> None:
-    """Write the tidy results."""
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+def read_record(folder: Path, resume: bool = False) -> RunRecord:
+    """Read the record of a run; folders of the version before can be read, but not resumed."""
+    path = folder / FILE
+    values = read_object(path)
+    number = values.get("format", 1)
+    if resume and number != FORMAT:
+        raise TapflError(f"{path}: this run was started by another version of tapfl (format "
+                         f"{number}, expected {FORMAT}); its state cannot be continued")
+    if number == 1:
+        values = _upgraded(values, path)
+    elif number != FORMAT:
+        raise TapflError(f"{path}: made by another version of tapfl (format {number}, expected "
+                         f"{FORMAT})")
+    return check(RunRecord, values, str(path))
 
 
-def read_results(path: Path) -> list[Row]:
-    """Read what ``write_results`` wrote, with numbers as numbers."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{**row, "seed": int(row["seed"]), "value": float(row["value"]),
-                 "samples": int(row["samples"])} for row in csv.DictReader(file)]
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError("too large")
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TapflError(f"{path}: not a readable record ({error})") from None
+    if not isinstance(values, dict):
+        raise TapflError(f"{path}: not a readable record (expected a JSON object, got "
+                         f"{type(values).__name__})")
+    return values
+
+
+def _upgraded(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return a record of format 1 in today's shape."""
+    from tapfl.methods import method_specs
+
+    for key in ("config", "federation", "classes", "finished"):
+        if key not in values:
+            raise TapflError(f"{path}: has no '{key}'; it was made by an older version of tapfl")
+    known = {key: value for key, value in values.items() if key in RunRecord.model_fields}
+    config = check(Config, known["config"], str(path))
+    specs = method_specs(config)
+    own = [s for s in specs if s.personalizer]
+    chosen = next((s for s in own if s.name == "tap"), own[-1] if own else None)
+    watched = chosen.federated if chosen else next(
+        (s.federated for s in specs if s.federated != "local"), None)
+    models = {"personal": chosen.name if chosen else specs[0].name if len(specs) == 1 else None,
+              "federated": watched if watched != "local" else None}
+    environment = values.get("environment") or {}
+    return known | {
+        "format": FORMAT, "seed": config.seed, "data": {"all": str(values.get("data"))},
+        "threads": environment.get("threads", 1), "environment": environment,
+        "models": {kind: name for kind, name in models.items() if name},
+        "weights": values.get("weights", ""), "clients": values.get("clients", 0),
+        "random_weights": values.get("random_weights", False),
+        "federation_sha256": values.get("federation_sha256", ""),
+        "data_sha256": values.get("data_sha256", {}), "computing": values.get("computing", {}),
+        "parameters": values.get("parameters", {})}
+
+
+def dropped(event: RowsDropped) -> dict[str, Any]:
+    """Return what a record says of rows that could not be used."""
+    return {"where": event.where, "dropped": event.dropped, "rows": event.rows,
+            "reasons": dict(event.reasons), "examples": [list(e) for e in event.examples]}
+
+
+def killed_after(folder: Path, began: float) -> float:
+    """Return how long a piece of the run took that could not say it itself: to its last event."""
+    with contextlib.suppress(OSError):
+        return max(0.0, (folder / "events.jsonl").stat().st_mtime - began)
+    return 0.0
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -1,21 +1,31 @@
-"""Methods by name: ``federated[+personalizer]``, ours or a user's own class."""
+"""Methods by name, ours or a user's own class: what a run is planned from."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tapfl.config import Config
 from tapfl.errors import TapflError, nearest
 from tapfl.federated.disentafl import DisentAFL
 from tapfl.federated.feddat import FedDAT
 from tapfl.federated.local import Local
 from tapfl.federated.method import FedAvg, FederatedMethod
 from tapfl.federated.perfedavg import PerFedAvg
+from tapfl.federated.settings import Configurable
+from tapfl.methods import (
+    SHORT,
+    MethodSpec,
+    RunSpec,
+    class_name,
+    federated_runs,
+    method_specs,
+)
 from tapfl.personal.personalizer import Personalizer
 from tapfl.personal.posttrain import PostTrain, PostTrainTwice
 from tapfl.personal.tap import Tap, TapWithoutDistillation
@@ -24,54 +34,92 @@ FEDERATED: dict[str, type[FederatedMethod]] = {
     m.name: m for m in (Local, FedAvg, PerFedAvg, DisentAFL, FedDAT)}
 PERSONALIZERS: dict[str, type[Personalizer]] = {
     "post": PostTrain, "post2": PostTrainTwice, "tap": Tap, "tap-nokd": TapWithoutDistillation}
-SHORT = {name: f"fedavg+{name}" for name in ("tap", "tap-nokd")}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One federated run and everything that is to come out of it.
+    """One federated run and everything that is to come out of it, as classes.
 
-    ``personalizers`` are (method name, class); ``plain`` is the name under which the federated
-    model itself is evaluated, if it is.
+    ``plain`` says whether the federated model itself is evaluated, under the run's name.
     """
 
-    federated: str
+    name: str
+    config: Config
     method: type[FederatedMethod]
-    plain: str | None
-    personalizers: tuple[tuple[str, type[Personalizer]], ...]
+    plain: bool
+    personalizers: tuple[tuple[MethodSpec, type[Personalizer]], ...]
 
 
-def plan(names: Sequence[str], folder: Path | None = None) -> list[Plan]:
-    """Group methods by their federated half: each group is one run.
+def plan(config: Config, folder: Path | None = None) -> list[Plan]:
+    """Return the federated runs that a configuration's methods need.
 
     ``folder`` is where a user's own ``module:Class`` is looked for first.
     """
-    groups: dict[str, dict[str, str]] = {}
-    for name in names:
-        federated, _, personalizer = SHORT.get(name, name).partition("+")
-        group = groups.setdefault(federated, {})
-        if personalizer in group:
-            raise TapflError(f"methods: '{name}' is there twice")
-        group[personalizer] = name
-    plans = []
-    for federated, group in groups.items():
-        method = _find(federated, FEDERATED, FederatedMethod, "federated method", folder)
-        personalizers = [
-            (name, _find(half, PERSONALIZERS, Personalizer, "personalizer", folder))
-            for half, name in group.items() if half]
-        plans.append(Plan(federated, method, group.get(""), tuple(personalizers)))
+    for name in config.variants:
+        if name in {*FEDERATED, *PERSONALIZERS, *SHORT}:
+            raise TapflError(f"variants: '{name}' is a method already; expected a name of its own")
+    plans = [find_plan(run, folder) for run in federated_runs(method_specs(config))]
+    _check_own(config, plans)
     return plans
+
+
+def find_plan(run: RunSpec, folder: Path | None = None) -> Plan:
+    """Return one federated run with its classes."""
+    method = _find(run.federated, FEDERATED, FederatedMethod, "federated method", folder)
+    method.read_settings(run.config)
+    personalizers = []
+    for spec in run.personal:
+        found = _find(spec.personalizer, PERSONALIZERS, Personalizer, "personalizer", folder)
+        found.read_settings(spec.config)
+        personalizers.append((spec, found))
+    return Plan(run.name, run.config, method, run.plain is not None, tuple(personalizers))
+
+
+def default_models(plans: Iterable[Plan]) -> dict[str, str]:
+    """Return which model ``predict`` takes unless told otherwise: the record of a run says so.
+
+    ``personal`` is the first method whose personalizer asks to be preferred, else the last one
+    that has a personalizer; ``federated`` is the W that it has watched. A kind of model that is
+    not there, or of which there are several on equal terms, is left out.
+    """
+    plans = list(plans)
+    personal = [(p, spec.name, cls.preferred) for p in plans for spec, cls in p.personalizers]
+    chosen = next((c for c in personal if c[2]), personal[-1] if personal else None)
+    shared = [p for p in ([chosen[0]] if chosen else plans) if not issubclass(p.method, Local)]
+    found = {}
+    if chosen:
+        found["personal"] = chosen[1]
+    elif len(plans) == 1 or not shared:
+        found["personal"] = plans[0].name
+    if shared:
+        found["federated"] = shared[0].name
+    return found
+
+
+def _check_own(config: Config, plans: Iterable[Plan]) -> None:
+    """Refuse settings of classes that are not there, and two classes of one name."""
+    classes: dict[str, type[Configurable]] = {}
+    for cls in (c for p in plans for c in (p.method, *(cls for _, cls in p.personalizers))):
+        other = classes.setdefault(cls.__name__, cls)
+        if other is not cls and "Settings" in {*cls.__dict__, *other.__dict__}:
+            raise TapflError(f"methods: two classes are called {cls.__name__}; their settings, "
+                             f"own.{cls.__name__}, cannot be told apart")
+    for name in config.own:
+        if name not in classes:
+            raise TapflError(f"own.{name}: no method of this run is a class of that name"
+                             + nearest(name, classes))
 
 
 def _find(name: str, known: dict[str, Any], base: type, what: str, folder: Path | None) -> Any:
     if name in known:
         return known[name]
-    module_name, colon, class_name = name.partition(":")
-    if not colon:
+    module = name.partition(":")[0]
+    if ":" not in name:
         raise TapflError(f"methods: unknown {what} '{name}'" + nearest(name, [*known, *SHORT]))
-    found = getattr(_import(module_name, name, folder), class_name, None)
+    wanted = class_name(name)
+    found = getattr(_import(module, name, folder), wanted, None)
     if not isinstance(found, type) or not issubclass(found, base):
-        raise TapflError(f"methods: '{name}': expected a class {class_name} in {module_name} that "
+        raise TapflError(f"methods: '{name}': expected a class {wanted} in {module} that "
                          f"is derived from {base.__module__}.{base.__name__}")
     return found
 

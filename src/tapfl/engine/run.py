@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,89 +14,197 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.federation import load_federation
-from tapfl.engine.build import WORTH_COMPILING, build, own_data
-from tapfl.engine.inprocess import Trajectory
-from tapfl.engine.record import EventLog, Row, environment, memory, read_results, write_results
-from tapfl.engine.registry import plan
-from tapfl.engine.store import Store, slug, write_json
-from tapfl.engine.watch import Watch
+from tapfl.engine.build import WORTH_COMPILING, Experiment, build
+from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.eventlog import EventLog
+from tapfl.engine.files import Label, write_state
+from tapfl.engine.folder import RunFolder, fresh_folder
+from tapfl.engine.inprocess import InProcess
+from tapfl.engine.messages import Row
+from tapfl.engine.record import (
+    RunRecord,
+    dropped,
+    environment,
+    killed_after,
+    memory,
+    read_record,
+)
+from tapfl.engine.registry import Plan, default_models, plan
+from tapfl.engine.results import read_results, write_results
+from tapfl.engine.rounds import Rounds
+from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
 from tapfl.evaluation.evaluate import Evaluator
-from tapfl.federated.context import Context
+from tapfl.events import ClientFinished, Event, Message, RoundEnded, RowsDropped, Subscriber, nobody
+from tapfl.federated.server import Server
+from tapfl.methods import folder_name
 from tapfl.model.summary import parameters
-from tapfl.reading import check
 from tapfl.tasks import TEXT_GENERATION
+
+# What may change when a run is continued: where it computes, not what.
+MAY_CHANGE = ("speed", "checkpoint")
 
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
-        device: str = "auto", watch: Watch | None = None, modules: Path | None = None) -> list[Row]:
+        device: str = "auto", notify: Subscriber = nobody,
+        modules: Path | None = None) -> list[Row]:
     """Run an experiment into the folder ``out`` (a new one below ``runs``); return its results.
 
-    ``resume`` goes on from the newest checkpoint there, if there is one. ``modules`` is where a
-    user's own methods are looked for (the current folder by default).
+    ``resume`` goes on from the newest checkpoint there, if there is one. ``notify`` is called with
+    every event. ``modules`` is where a user's own methods are imported from: by default the current
+    folder, but a run that is resumed imports nothing that its caller has not named.
     """
     out = fresh_folder(Path("runs") / "run") if out is None else Path(out)
-    watch = watch or Watch()
     device = pick_device(device)
-    if resume and modules is None:
-        modules = _stored_modules(out)
-    plans = plan(config.methods, modules)
-    record = _prepare(out, config, resume, modules)
-    if record["finished"] and (out / "results.csv").is_file():
-        watch.say(f"{out}: this run is complete")
-        return read_results(out / "results.csv")
-    started, record["began"] = time.perf_counter(), time.time()
-    rows: list[Row] = []
-    try:
-        context, evaluator = _start(config, device, watch, out, record)
-        for each in plans:
-            folder = out / "state" / slug(each.federated)
-            with (Store(folder, config.checkpoint.cache_mb << 20, device) as store,
-                  contextlib.closing(EventLog(out / "events.jsonl",
-                                              folder / "events.jsonl")) as events):
-                context.states, context.emit = store, events.emit
-                rows += Trajectory(each, context, store, events, evaluator, out / "models",
-                                   watch).run(resume)
-            _free(device)
-    finally:
-        watch.close()
-        del record["began"]
-        record["seconds"] = record.get("seconds", 0.0) + time.perf_counter() - started
-        record["memory"] = memory(device)
-        # Whatever ended the run matters more than a disk that does not take its record.
-        with contextlib.suppress(TapflError):
-            write_json(out / "run.json", record)
-    order = {name: i for i, name in enumerate(config.methods)}
-    rows.sort(key=lambda row: order[row["method"]])
-    write_results(out / "results.csv", rows)
-    write_json(out / "run.json", record | {"finished": True})
-    return rows
+    if resume and modules is None and any(":" in name for name in _names(config)):
+        raise TapflError(f"{out}: the run has methods of your own; name the folder that they are "
+                         "imported from with --modules DIR")
+    plans = plan(config, modules)
+    with RunFolder(out, resume) as folder:
+        record = None if folder.is_new else _continued(out, config)
+        if record and record.finished and (out / "results.csv").is_file():
+            notify(Message(f"{out}: this run is complete"))
+            return read_results(out / "results.csv")
+        with _threads(record.threads if record else config.thread_count):
+            return _Run(config, plans, folder, record, device, notify).run()
 
 
-def _start(config: Config, device: str, watch: Watch, out: Path,
-           record: dict[str, Any]) -> tuple[Context, Evaluator]:
-    """Put the experiment together and write down what it is, before the first round."""
-    context, tokenizer = build(config, device, watch)
-    evaluator = Evaluator(tokenizer, config.evaluation, device)
-    if config.speed.compile and not context.foundation.execution_modes["compiled"]:
-        watch.say("compile: not used; it is for layers without kernels, on a GPU, in runs of "
-                  f"{WORTH_COMPILING} steps or more")
-    facts = _facts(context, device) | {"metrics": _metrics(context, evaluator)}
-    for key, what in (("data_sha256", "data"), ("metrics", "metrics of text")):
-        if record.get(key, facts[key]) != facts[key]:
-            raise TapflError(f"{out}: this run was started with other {what}; what it has so far "
-                             "and what would come do not go together")
-    record |= facts
-    write_json(out / "run.json", record)
-    (out / "events.jsonl").write_text("")  # put together again from what each method has kept
-    return context, evaluator
+def _names(config: Config) -> list[str]:
+    return [*config.methods, *(variant.of for variant in config.variants.values())]
+
+
+class _Run:
+    """An experiment under way in its folder."""
+
+    def __init__(self, config: Config, plans: list[Plan], folder: RunFolder,
+                 record: RunRecord | None, device: str, notify: Subscriber) -> None:
+        self.config, self.plans, self.folder, self.device = config, plans, folder, device
+        self.out, self.notify = folder.path, notify
+        self.started, self.began = time.perf_counter(), time.time()
+        self.resumed = record is not None
+        self.record = self._start(record)
+
+    def run(self) -> list[Row]:
+        """Run every plan; write the results."""
+        rows: list[Row] = []
+        record = self.record
+        try:
+            for each in self.plans:
+                rows += self._federated_run(each)
+                _free(self.device)
+        finally:
+            record.began = None
+            record.seconds += time.perf_counter() - self.started
+            record.memory = memory(self.device)
+            # Whatever ended the run matters more than a disk that does not take its record.
+            with contextlib.suppress(TapflError):
+                record.save(self.out)
+        order = {name: i for i, name in enumerate(self.config.methods)}
+        rows.sort(key=lambda row: order[row["method"]])
+        write_results(self.out / "results.csv", rows)
+        record.finished = True
+        record.save(self.out)
+        return rows
+
+    def _start(self, before: RunRecord | None) -> RunRecord:
+        """Put the experiment together and write down what it is, before the first round."""
+        lost: list[dict[str, Any]] = []
+
+        def listen(event: Event) -> None:
+            if isinstance(event, RowsDropped):
+                lost.append(dropped(event))
+            self.notify(event)
+
+        self.experiment = build(self.config, self.device, listen)
+        self.evaluator = Evaluator(self.experiment.tokenizer, self.config.evaluation, self.device)
+        foundation = self.experiment.context.foundation
+        if self.config.speed.compile and not foundation.execution_modes["compiled"]:
+            self.notify(Message("compile: not used; it is for layers without kernels, on a GPU, in "
+                                f"runs of {WORTH_COMPILING} steps or more"))
+        facts = _facts(self.experiment, self.plans, self.device) | {
+            "metrics": _metrics(self.experiment, self.evaluator), "dropped": lost,
+            "config": self.config, "began": self.began,
+            "federation_sha256": federation_digest(self.config)}
+        if before is None:
+            record = RunRecord(threads=torch.get_num_threads(), **facts)
+        else:
+            _compare(self.out, before, facts)
+            record = before.model_copy(update=facts)
+        record.save(self.out)
+        # Put together again from what each federated run has kept.
+        (self.out / "events.jsonl").write_text("")
+        return record
+
+    def _federated_run(self, each: Plan) -> list[Row]:
+        folder = self.out / "state" / folder_name(each.name)
+        store = ClientStore(folder / "clients", self.config.checkpoint.cache_mb << 20, self.device)
+        log = EventLog(self.out / "events.jsonl", folder / "events.jsonl")
+        with store, contextlib.closing(log):
+            rounds, worker = self._rounds(each, folder, store, log)
+            rows = rounds.run(resume=self.resumed)
+            if any(worker.method.exchanged(m) for m in self._kinds()):
+                write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
+                            Label(each.name, "", self.config.train.rounds), rounds.server.blocks,
+                            {})
+            return rows
+
+    def _rounds(self, each: Plan, folder: Path, store: ClientStore,
+                log: EventLog) -> tuple[Rounds, Worker]:
+        federation = self.experiment.federation
+        worker = Worker(each, self.experiment.context, store, self.evaluator, self.out / "models",
+                        federation.others)
+        worker.check(self._kinds())
+        self._count_parameters(each.name, worker)
+        config = each.config
+        server = Server(worker.method.initial, len(federation), config.train.cohort, config.seed,
+                        max_update_norm=config.federation.max_update_norm,
+                        max_samples=config.federation.max_samples)
+
+        def notify(event: Event) -> None:
+            log(event)
+            if isinstance(event, RoundEnded | ClientFinished):
+                self.folder.keep()
+            self.notify(event)
+
+        clients = InProcess(worker, federation)
+        return Rounds(each.name, config, federation.members, server, worker.method.exchanged,
+                      clients, Checkpoints(folder / "checkpoints", each.name), log,
+                      folder / "final", notify), worker
+
+    def _kinds(self) -> list[Any]:
+        """Return a client of every kind."""
+        federation = self.experiment.federation
+        return federation.members[:len(federation.file.clients)]
+
+    def _count_parameters(self, name: str, worker: Worker) -> None:
+        """Record the blocks that a method has beside the common ones, as FedDAT's adapters."""
+        known = self.record.parameters["blocks"]
+        more = {block: parameters(module)
+                for block, module in sorted(worker.method.network.blocks.items())
+                if block not in known}
+        if more:
+            self.record.parameters.setdefault("methods", {})[name] = {
+                "more": sum(more.values()), "blocks": more}
+            self.record.save(self.out)
 
 
 def _free(device: str) -> None:
-    """Give back a finished method's network and recorded steps, which refer to each other."""
+    """Give back a finished method's network and captured steps, which refer to each other."""
     gc.collect()
     if device.startswith("cuda"):
         torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with so many CPU threads: results depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def pick_device(device: str) -> str:
@@ -112,108 +220,61 @@ def pick_device(device: str) -> str:
 
 def stored_config(out: Path) -> Config:
     """Return the configuration of a run that was started in a folder."""
-    path = out / "run.json"
-    if not path.is_file():
+    if not (out / "run.json").is_file():
         raise TapflError(f"{out}: no run to resume here (run.json is missing)")
-    try:
-        return check(Config, json.loads(path.read_text())["config"], str(path))
-    except (ValueError, KeyError) as error:
-        if isinstance(error, TapflError):
-            raise
-        raise TapflError(f"{path}: not the record of a run ({error})") from None
+    return read_record(out, resume=True).config
 
 
-def fresh_folder(folder: Path) -> Path:
-    """Return the folder, or the next free one after it."""
-    taken, number = folder, 1
-    while taken.exists():
-        number += 1
-        taken = folder.with_name(f"{folder.name}-{number}")
-    return taken
-
-
-def _stored_modules(out: Path) -> Path | None:
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        return Path(json.loads((out / "run.json").read_text())["modules"])
-    return None
-
-
-def _prepare(out: Path, config: Config, resume: bool, modules: Path | None) -> dict[str, Any]:
-    """Make or check the run's folder; return its record."""
-    digest = _federation_digest(config)
-    if (out / "run.json").is_file():
-        if not resume:
-            raise TapflError(f"{out} already holds a run: continue it with --resume, "
-                             "or choose another --out")
-        before, now = stored_config(out).model_dump(), config.model_dump()
-        for section, value in now.items():
-            if section == "data":  # a mirror may have moved; what it holds is what counts
-                value = value | {"folder": before[section]["folder"]}
-            if section not in ("speed", "checkpoint") and before[section] != value:
-                raise TapflError(f"{out}: this run was started with another '{section}' "
-                                 f"({before[section]}); resume it without changing it")
-        record: dict[str, Any] = json.loads((out / "run.json").read_text())
-        if record.get("federation_sha256") != digest:
-            raise TapflError(f"{out}: the federation file has changed since this run was started")
-        if "began" in record:
-            record["seconds"] = record.get("seconds", 0.0) + _killed(out, record.pop("began"))
-        return record | {"config": config.model_dump(mode="json")}
-    empty = out.is_dir() and all(p.name.endswith(".partial") for p in out.iterdir())
-    if resume and not empty:
-        raise TapflError(f"{out}: no run to resume here (run.json is missing)")
-    if out.exists() and not empty:
-        raise TapflError(f"{out} is in the way: it is no run and not empty")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TapflError(f"--out {out}: cannot make this folder ({error.strerror})") from None
-    record = {"config": config.model_dump(mode="json"), "finished": False,
-              "federation_sha256": digest, "modules": str((modules or Path.cwd()).resolve())}
-    write_json(out / "run.json", record)
+def _continued(out: Path, config: Config) -> RunRecord:
+    """Return the record of the run that is to be continued, if the configuration is the same."""
+    record = read_record(out, resume=True)
+    before, now = record.config.model_dump(), config.model_dump()
+    for section, value in now.items():
+        if section == "data":  # a mirror may have moved; what it holds is what counts
+            value = value | {"folder": before[section]["folder"]}
+        if section not in MAY_CHANGE and before[section] != value:
+            raise TapflError(f"{out}: this run was started with another '{section}' "
+                             f"({before[section]}); resume it without changing it")
+    if record.federation_sha256 != federation_digest(config):
+        raise TapflError(f"{out}: the federation file has changed since this run was started")
+    if record.began is not None:
+        record.seconds += killed_after(out, record.began)
     return record
 
 
-def _killed(out: Path, began: float) -> float:
-    """Return how long a piece of the run took that could not say it itself: to its last event."""
-    with contextlib.suppress(OSError):
-        return max(0.0, (out / "events.jsonl").stat().st_mtime - began)
-    return 0.0
+def _compare(out: Path, before: RunRecord, facts: dict[str, Any]) -> None:
+    """Refuse to go on with other data, metrics or weights than the run was started with."""
+    for key, what in (("data_sha256", "data"), ("metrics", "metrics of text"),
+                      ("weights", "weights")):
+        if getattr(before, key) != facts[key]:
+            raise TapflError(f"{out}: this run was started with other {what}; what it has so far "
+                             "and what would come do not go together")
 
 
-def _federation_digest(config: Config) -> str:
+def federation_digest(config: Config) -> str:
     """Return a checksum of who holds what: a file can change between a crash and a resume."""
     file = load_federation(config.federation)
     return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
 
 
-def _digests(context: Context) -> dict[str, list[str]]:
-    """Return checksums of real data; what is made from a seed follows from the configuration."""
-    own = own_data(context.config, context.federation.file)
-    return {task: [data.digest() for data in pair]
-            for task, pair in context.federation.splits.items()
-            if context.config.data.source == "hub" or task in {*own.tasks, *own.clients}}
-
-
-def _metrics(context: Context, evaluator: Evaluator) -> dict[str, Any]:
+def _metrics(experiment: Experiment, evaluator: Evaluator) -> dict[str, Any]:
     """Return what the metrics depend on; what is missing for one shows before the first round."""
-    writes = any(task.kind == TEXT_GENERATION for task in context.federation.tasks.values())
+    writes = any(t.kind == TEXT_GENERATION for t in experiment.context.tasks.values())
     return evaluator.facts() if writes else {}
 
 
-def _facts(context: Context, device: str) -> dict[str, Any]:
+def _facts(experiment: Experiment, plans: list[Plan], device: str) -> dict[str, Any]:
     """Return what belongs into run.json before the first round."""
-    network = context.network()
-    blocks = {name: parameters(block) for name, block in sorted(network.blocks.items())}
+    context, federation = experiment.context, experiment.federation
+    blocks = {name: parameters(block)
+              for name, block in sorted(context.network().blocks.items())}
     frozen = parameters(context.foundation)
     return {
-        "seed": context.seed, "clients": len(context.federation),
+        "seed": context.seed, "clients": len(federation), "models": default_models(plans),
         "environment": environment(device),
         "weights": context.foundation.weights, "random_weights": context.foundation.is_random,
-        "data": context.config.data.source,
-        "data_sha256": _digests(context),
-        "federation": context.federation.file.model_dump(mode="json"),
-        "classes": {task: list(test.classes)
-                    for task, (_, test) in context.federation.splits.items() if test.classes},
+        "data": experiment.sources(), "data_sha256": experiment.digests(),
+        "federation": federation.file, "classes": experiment.classes(),
         "computing": {"dtype": str(context.foundation.dtype).removeprefix("torch."),
                       "layers": context.foundation.execution_modes,
                       "graphs": context.uses_cuda_graphs},

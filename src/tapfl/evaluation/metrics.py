@@ -21,7 +21,7 @@ GENERAL = "general_"  # before a metric: on the test data of the task's other cl
 Score = Callable[[Sequence[str], Sequence[str]], Sequence[float]]
 
 
-def plain(metric: str) -> str:
+def metric_kind(metric: str) -> str:
     """Return the kind of a metric: its name without what it depends on."""
     return metric.removeprefix(GENERAL).partition("(")[0]
 

@@ -1,10 +1,10 @@
-"""What methods work with: the experiment, its clients, one network, and the clients' own state."""
+"""What methods work with: the configuration, the tasks, one frozen base, the clients' own state."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,40 +13,58 @@ import torch
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config
-from tapfl.data.federation import Client, Federation
+from tapfl.data.federation import Member
+from tapfl.events import Event
+from tapfl.federated.memo import Memo
 from tapfl.federated.stepper import Stepper
 from tapfl.model.foundation import Foundation
 from tapfl.model.network import Network
 from tapfl.model.weights import seeded
+from tapfl.tasks import Task
 
 Losses = dict[str, float]
-Emit = Callable[..., None]
+Kept = tuple[BlockState, dict[str, Any]]  # blocks, and notes that JSON can hold
 
 
 class ClientStates(Protocol):
     """State that never leaves a client, kept between the rounds it takes part in."""
 
-    def load(self, owner: str, client: str) -> tuple[BlockState, dict[str, Any]] | None:
-        """Return what ``owner`` last saved for a client, if anything."""
+    def load(self, owner: str, client: str, as_of: int) -> Kept | None:
+        """Return what ``owner`` had last saved for a client when a round was over, if anything."""
 
     def save(self, owner: str, client: str, round_: int, state: BlockState,
              notes: Mapping[str, Any]) -> None:
         """Keep blocks and notes, as of a round."""
 
 
+class NoStates:
+    """The state of clients that have none: of a model that only predicts."""
+
+    def load(self, owner: str, client: str, as_of: int) -> Kept | None:
+        """Return nothing."""
+        return None
+
+    def save(self, owner: str, client: str, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Refuse: it would be lost."""
+        raise AssertionError("nothing can be kept here")
+
+
 @dataclass
 class Context:
-    """An experiment under way. Every federated method has a network of its own on one base.
+    """What a method is made with. Every federated method has a network of its own on one base.
 
-    ``states`` and ``emit`` belong to the method that is running; the engine sets them.
+    ``memo``, ``states`` and ``events`` belong to the Worker that made the method; ``events`` is
+    where methods report what happened in the turn under way.
     """
 
     config: Config
-    federation: Federation
+    tasks: Mapping[str, Task]
     foundation: Foundation
     device: str = "cpu"
-    states: ClientStates = field(init=False)
-    emit: Emit = field(init=False)
+    memo: Memo = field(default_factory=Memo)
+    states: ClientStates = field(default_factory=NoStates)
+    events: list[Event] = field(default_factory=list)
 
     @property
     def seed(self) -> int:
@@ -63,19 +81,18 @@ class Context:
 
     @property
     def uses_cuda_graphs(self) -> bool:
-        """Whether steps are recorded as CUDA graphs."""
+        """Whether steps are captured as CUDA graphs."""
         speed = self.config.speed
-        # Who asks for checkpointing is short of memory, and recordings take some of their own.
+        # Who asks for checkpointing is short of memory, and graphs take some of their own.
         return speed.graphs and not speed.checkpointing and self.device.startswith("cuda")
 
     def network(self) -> Network:
         """Return a new network of all tasks on the shared base."""
-        return Network(self.foundation, self.federation.tasks, self.config,
-                       self.seed).to(self.device)
+        return Network(self.foundation, self.tasks, self.config, self.seed).to(self.device)
 
 
 @contextlib.contextmanager
-def randomness(context: Context, client: Client, round_: int,
+def randomness(context: Context, client: Member, round_: int,
                role: str) -> Iterator[np.random.Generator]:
     """Make all randomness in a training depend on (seed, client, round, role) alone.
 

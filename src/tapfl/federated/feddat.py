@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tapfl.data.batches import TaskBatch
-from tapfl.data.federation import Client
-from tapfl.federated.context import Context, Losses, randomness
+from tapfl.data.federation import Client, Member
+from tapfl.federated.context import Context, Losses
 from tapfl.federated.distill import divergence
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.stepper import parameters_of
-from tapfl.federated.training import Tally, weighted
+from tapfl.federated.stepper import Stepper, parameters_of
+from tapfl.federated.training import Minibatch, local_training, weighted
 from tapfl.model.network import Network, Outputs
 
 
@@ -46,6 +46,7 @@ class FedDAT(FederatedMethod):
     """FedAvg's protocol with adapters; the personalised model is the dual-adapter one."""
 
     name: ClassVar[str] = "feddat"
+    shares_final_model: ClassVar[bool] = False  # the local adapters are each client's own
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -88,7 +89,7 @@ class FedDAT(FederatedMethod):
         return (*super().blocks_of_task(task),
                 *(f"adapter/shared/{place}" for place in self._places_of([task])))
 
-    def private(self, client: Client) -> tuple[str, ...]:
+    def private(self, client: Member) -> tuple[str, ...]:
         """Return the client's own adapters, and the shared ones as it received them."""
         return tuple(f"adapter/{part}/{place}" for part in ("frozen", "local")
                      for place in self._places_of(client.tasks))
@@ -110,9 +111,8 @@ class FedDAT(FederatedMethod):
         return self._dual_training(client, round_, "federated", train.local_steps,
                                    train.rate(round_))
 
-    def _post_training(self, client: Client, steps: int) -> None:
-        config = self.context.config
-        self._dual_training(client, config.train.rounds, "post", steps, config.post_lr)
+    def _post_training(self, client: Client, steps: int, lr: float) -> None:
+        self._dual_training(client, self.context.config.train.rounds, "post", steps, lr)
 
     def adapt(self, client: Client) -> None:
         """The final model's frozen adapters are the shared ones as last received."""
@@ -126,14 +126,12 @@ class FedDAT(FederatedMethod):
 
     def _dual_training(self, client: Client, round_: int, role: str, steps: int,
                        lr: float) -> Losses:
-        config, network = self.context.config.train, self.network
-        places = self._places_of(client.tasks)
+        network, places = self.network, self._places_of(client.tasks)
         self._freeze(places)
-        stepper = self.context.stepper(network)
         own = [f"adapter/local/{place}" for place in places]
-        stepper.restart((*self.owned(client), *own), lr)
         shared = parameters_of(network, self.owned(client))
         local = parameters_of(network, own)
+        stepper = self.context.stepper(network)
 
         def body(parts: Sequence[TaskBatch]) -> dict[str, Tensor]:
             with self.predicting(), torch.no_grad():
@@ -147,12 +145,13 @@ class FedDAT(FederatedMethod):
             stepper.update(loss, local)
             return {task: value.detach() for task, value in losses.items()}
 
-        tally = Tally()
-        with randomness(self.context, client, round_, role) as rng:
-            network.train()
-            for parts in client.data.minibatches(steps, config.batch_size, rng):
-                tally.add(parts, stepper.run("dual", body, parts))
-        return tally.means()
+        def step(stepper: Stepper,
+                 stream: Iterator[Minibatch]) -> tuple[Minibatch, dict[str, Tensor]]:
+            minibatch = next(stream)
+            return minibatch, stepper.run("dual", body, minibatch)
+
+        return local_training(self.context, network, client, (*self.owned(client), *own),
+                              steps=steps, lr=lr, round_=round_, role=role, step=step)
 
     def _mutual(self, parts: Sequence[TaskBatch], student: Sequence[Outputs],
                 teacher: Sequence[Outputs]) -> tuple[Tensor, dict[str, Tensor]]:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from tapfl.blocks import BlockState
-from tapfl.data.federation import Client
+from tapfl.data.federation import Client, Member
 from tapfl.federated.context import Context, Losses
+from tapfl.federated.settings import Configurable
 from tapfl.federated.stepper import Objective
-from tapfl.federated.training import local_training, task_objective
+from tapfl.federated.training import local_training, minimise, task_objective
 from tapfl.model.network import Network
 
 
-class FederatedMethod:
+class FederatedMethod(Configurable):
     """FedAvg's client side; other methods change a part of it.
 
     The engine loads a client's blocks into ``network``, calls ``train`` and takes the blocks out
@@ -24,13 +25,14 @@ class FederatedMethod:
     """
 
     name: ClassVar[str] = "fedavg"
+    # Whether all clients of a task end with the same model: it is then evaluated and stored once.
+    shares_final_model: ClassVar[bool] = True
+
     def __init__(self, context: Context) -> None:
         self.context = context
+        self.settings = self.read_settings(context.config)
         self.network = self.new_network()
         self.initial = BlockState.extract(self.network.blocks)
-        self._trained: tuple[str, int, BlockState] | None = None
-        # The last personal training of stage 1: client and round, start, end, losses.
-        self.last_personal: tuple[tuple[str, int], BlockState, BlockState, Losses] | None = None
 
     def new_network(self) -> Network:
         """Return a network with all the method's blocks, on the shared frozen base."""
@@ -41,29 +43,23 @@ class FederatedMethod:
         """A second network, for models that are read while another one trains."""
         return self.new_network().eval()
 
-    # Which blocks
+    # Which blocks: what a server may know of a client decides
 
     def blocks_of_task(self, task: str) -> tuple[str, ...]:
         """Return B_{i,o}."""
         return self.network.ownership.blocks_of_task(task)
 
-    def owned(self, client: Client) -> tuple[str, ...]:
+    def owned(self, client: Member) -> tuple[str, ...]:
         """Return B_i: the blocks of the client's tasks, sorted."""
         return tuple(sorted({b for task in client.tasks for b in self.blocks_of_task(task)}))
 
-    def exchanged(self, client: Client) -> tuple[str, ...]:
+    def exchanged(self, client: Member) -> tuple[str, ...]:
         """Return the blocks that the client receives and sends."""
         return self.owned(client)
 
-    def private(self, client: Client) -> tuple[str, ...]:
+    def private(self, client: Member) -> tuple[str, ...]:
         """Return the blocks of the method that never leave the client."""
         return ()
-
-    def is_common(self) -> bool:
-        """Return whether all clients of a task end with the same model: one evaluation will do."""
-        own = type(self)
-        return all(getattr(own, name) is getattr(FederatedMethod, name)
-                   for name in ("private", "adapt", "predicting"))
 
     # What happens in a round; the client's blocks are in the network
 
@@ -77,7 +73,7 @@ class FederatedMethod:
         train = self.context.config.train
         return local_training(self.context, self.network, client, self.owned(client),
                               steps=train.local_steps, lr=train.rate(round_), round_=round_,
-                              role="federated", objective=self.objective)
+                              role="federated", step=minimise(self.objective))
 
     # What happens after the last round
 
@@ -89,21 +85,23 @@ class FederatedMethod:
         """Set the network up as the client's final federated model predicts."""
         yield
 
-    def post_train(self, client: Client, final: BlockState, steps: int) -> BlockState:
+    def post_train(self, client: Client, final: BlockState, steps: int,
+                   lr: float | None = None) -> BlockState:
         """Return the client's final W after ``steps`` more steps on its own data."""
-        if self._trained and self._trained[:2] == (client.id, steps):
-            return self._trained[2]  # Post-train and TAP's teacher are one and the same
-        final.load_into(self.network.blocks)
-        self._post_training(client, steps)
-        state = BlockState.extract(self.network.blocks, final)
-        self._trained = (client.id, steps, state)
-        return state
+        rate = self.context.config.post_lr if lr is None else lr
 
-    def _post_training(self, client: Client, steps: int) -> None:
-        config = self.context.config
-        local_training(self.context, self.network, client, self.owned(client), steps=steps,
-                       lr=config.post_lr, round_=config.train.rounds,
-                       role="post", objective=self.objective)
+        def work() -> BlockState:
+            final.load_into(self.network.blocks)
+            self._post_training(client, steps, rate)
+            return BlockState.extract(self.network.blocks, final)
+
+        # Post-training and TAP's teacher are one and the same.
+        return self.context.memo.once(("post", client.id, steps, rate), final, work).clone()
+
+    def _post_training(self, client: Client, steps: int, lr: float) -> None:
+        local_training(self.context, self.network, client, self.owned(client), steps=steps, lr=lr,
+                       round_=self.context.config.train.rounds, role="post",
+                       step=minimise(self.objective))
 
 
 class FedAvg(FederatedMethod):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar
 
@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tapfl.config import warm_up
-from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
-from tapfl.federated.context import Losses, randomness
+from tapfl.federated.context import Losses
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.stepper import Stepper, parameters_of
-from tapfl.federated.training import Tally, task_objective
+from tapfl.federated.stepper import Stepper
+from tapfl.federated.training import Minibatch, local_training, task_objective
 
 
 class PerFedAvg(FederatedMethod):
@@ -26,29 +25,25 @@ class PerFedAvg(FederatedMethod):
     """
 
     name: ClassVar[str] = "perfedavg"
+    shares_final_model: ClassVar[bool] = False  # each client adapts it
 
     def train(self, client: Client, round_: int) -> Losses:
         """Take tau meta-steps, each on independent minibatches."""
-        config = self.context.config
-        stepper = self.context.stepper(self.network)
-        stepper.restart(self.owned(client), config.train.rate(round_))
-        tally = Tally()
-        with randomness(self.context, client, round_, "federated") as rng:
-            self.network.train()
-            batches = client.data.minibatches(3 * config.train.local_steps,
-                                              config.train.batch_size, rng)
-            for _ in range(config.train.local_steps):
-                self._meta_step(list(islice(batches, 3)), stepper, self._inner_lr(round_), tally)
-        return tally.means()
+        train, inner_lr = self.context.config.train, self._inner_lr(round_)
+        return local_training(
+            self.context, self.network, client, self.owned(client), steps=train.local_steps,
+            lr=train.rate(round_), round_=round_, role="federated", batches_per_step=3,
+            step=lambda stepper, stream: self._meta_step(list(islice(stream, 3)), stepper,
+                                                         inner_lr))
 
-    def _meta_step(self, batches: Sequence[list[TaskBatch]], stepper: Stepper, inner_lr: float,
-                   tally: Tally) -> None:
-        second, parameters = batches[1], stepper.parameters
+    def _meta_step(self, batches: Sequence[Minibatch], stepper: Stepper,
+                   inner_lr: float) -> tuple[Minibatch, dict[str, Tensor]]:
+        parameters, seen = stepper.parameters, dict[str, Tensor]()
 
-        def gradient(parts: Sequence[TaskBatch]) -> list[Tensor]:
-            loss, losses = task_objective(self.network, parts)
-            if parts is second:
-                tally.add(parts, losses)  # what the adapted model loses on data it has not seen
+        def gradient(minibatch: Minibatch) -> list[Tensor]:
+            loss, losses = task_objective(self.network, minibatch)
+            if minibatch is batches[1]:
+                seen.update(losses)  # what the adapted model loses on data it has not seen
             return gradients(loss, parameters)
 
         settings = self.context.config.perfedavg
@@ -57,18 +52,23 @@ class PerFedAvg(FederatedMethod):
         for parameter, value in zip(parameters, meta, strict=True):
             parameter.grad = value
         stepper.move(parameters)
+        return batches[1], seen
 
     def adapt(self, client: Client) -> None:
         """Take inner steps on the client's training data, never on test data."""
         config = self.context.config
-        parameters = parameters_of(self.network, self.owned(client))
-        with randomness(self.context, client, config.train.rounds, "adapt") as rng:
-            self.network.train()
-            for parts in client.data.minibatches(config.perfedavg.adapt_steps,
-                                                 config.train.batch_size, rng):
-                loss, _ = task_objective(self.network, parts)
-                _move(parameters, gradients(loss, parameters),
-                      -self._inner_lr(config.train.rounds))
+        inner_lr = self._inner_lr(config.train.rounds)
+
+        def inner_step(stepper: Stepper, stream: Iterator[Minibatch],
+                       ) -> tuple[Minibatch, dict[str, Tensor]]:
+            minibatch = next(stream)
+            loss, losses = task_objective(self.network, minibatch)
+            _move(stepper.parameters, gradients(loss, stepper.parameters), -inner_lr)
+            return minibatch, losses
+
+        local_training(self.context, self.network, client, self.owned(client),
+                       steps=config.perfedavg.adapt_steps, lr=inner_lr,
+                       round_=config.train.rounds, role="adapt", step=inner_step)
 
     def _inner_lr(self, round_: int) -> float:
         config = self.context.config
@@ -77,8 +77,8 @@ class PerFedAvg(FederatedMethod):
 
 
 def meta_gradient(
-    parameters: list[nn.Parameter], gradient: Callable[[Sequence[TaskBatch]], list[Tensor]],
-    batches: Sequence[Sequence[TaskBatch]], inner_lr: float, delta: float | None,
+    parameters: list[nn.Parameter], gradient: Callable[[Minibatch], list[Tensor]],
+    batches: Sequence[Minibatch], inner_lr: float, delta: float | None,
 ) -> list[Tensor]:
     """Return the gradient of f(w - a grad f(w)) at w, first-order or (with delta) Hessian-free.
 

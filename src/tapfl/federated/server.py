@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import random
+import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from tapfl.blocks import BlockAverage, BlockState
+from tapfl.config import MAX_SAMPLES
 
-MAX_SAMPLES = 10**9  # nobody's data set is larger; such a weight would silence all others
+WINDOW = 20  # accepted updates of a block whose norms the bound remembers
+ENOUGH = 3  # of these, before a median says anything
 
 
 class Server:
     """Holds W. Memory does not grow with the cohort: updates go into one running mean."""
 
-    def __init__(self, blocks: BlockState, clients: int, cohort: int, seed: int) -> None:
+    def __init__(self, blocks: BlockState, clients: int, cohort: int, seed: int, *,
+                 max_update_norm: float | str | None = None,
+                 max_samples: int = MAX_SAMPLES) -> None:
         self.blocks = blocks
         self.clients, self.cohort_size, self.seed = clients, min(cohort, clients), seed
+        self.bound, self.max_samples = NormBound(max_update_norm), max_samples
         self._open()
 
     def _open(self) -> None:
@@ -51,7 +59,7 @@ class Server:
         return fault
 
     def aggregate(self) -> Mapping[str, list[str]]:
-        """Close the round: replace every block that somebody sent; tell who contributed."""
+        """Close the round: replace every block that somebody sent; return who contributed."""
         mean = self._mean.result()
         self.blocks = BlockState({**self.blocks, **mean}, {**self.blocks.shapes, **mean.shapes})
         contributors = self.contributors
@@ -60,30 +68,56 @@ class Server:
 
     def _fault(self, owned: Sequence[str], update: BlockState, samples: int) -> str | None:
         if isinstance(samples, bool) or not isinstance(samples, int) or not (
-                1 <= samples <= MAX_SAMPLES):
-            return f"a sample count of {samples!r}, expected a whole number from 1 to 1e9"
+                1 <= samples <= self.max_samples):
+            return (f"a sample count of {samples!r}, expected a whole number from 1 to "
+                    f"{self.max_samples}")
         if not len(update):
             return "no blocks"
-        for name, value in update.items():
-            if name not in self.blocks:
-                return f"unknown block '{name}'"
-            if name not in owned:
+        for name in update:
+            if name in self.blocks and name not in owned:
                 return f"block '{name}' is not the client's"
-            if update.shapes[name] != self.blocks.shapes[name]:
-                return f"block '{name}' has other shapes than the server's"
-            if value.shape != self.blocks[name].shape or value.dtype != self.blocks[name].dtype:
-                return (f"block '{name}' is {value.dtype} {tuple(value.shape)}, expected "
-                        f"{self.blocks[name].dtype} {tuple(self.blocks[name].shape)}")
-        return not_finite(update)
+        return (update.misfit(self.blocks) or update.not_finite()
+                or self.bound.refuses(update, self.blocks))
 
 
-def not_finite(state: BlockState) -> str | None:
-    """Say which block holds values that are not finite, if one does."""
-    if not len(state):
+class NormBound:
+    """How far an update may go: per block, the Euclidean norm of update minus what was sent.
+
+    ``limit`` is a number, or a multiple such as ``3x`` of the median norm of the last accepted
+    updates of the block; until there are a few of these, nothing is refused.
+    """
+
+    def __init__(self, limit: float | str | None) -> None:
+        self.limit = limit
+        self._accepted: dict[str, deque[float]] = {}
+
+    def refuses(self, update: BlockState, sent: BlockState) -> str | None:
+        """Say which block goes too far, if one does; else remember the norms."""
+        if self.limit is None:
+            return None
+        norms = torch.stack([(value.double() - sent[name].double()).norm()
+                             for name, value in update.items()]).tolist()
+        for name, norm in zip(update, norms, strict=True):
+            most = self._most(name)
+            if norm > most:
+                return f"block '{name}' moved by {norm:.3g}, expected at most {most:.3g}"
+        for name, norm in zip(update, norms, strict=True):
+            self._accepted.setdefault(name, deque(maxlen=WINDOW)).append(norm)
         return None
-    # One synchronisation with the device for the whole state.
-    finite = torch.stack([value.isfinite().all() for value in state.values()])
-    if bool(finite.all()):
-        return None
-    bad = next(n for n, ok in zip(state, finite.tolist(), strict=True) if not ok)
-    return f"block '{bad}' holds values that are not finite"
+
+    def _most(self, name: str) -> float:
+        if not isinstance(self.limit, str):
+            return float(self.limit or 0)
+        # A block that a minibatch does not touch may stay where it is: that says nothing.
+        known = [norm for norm in self._accepted.get(name, ()) if norm > 0]
+        if len(known) < ENOUGH:
+            return float("inf")
+        return float(self.limit.removesuffix("x")) * statistics.median(known)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold, as JSON."""
+        return {name: list(norms) for name, norms in self._accepted.items()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken."""
+        self._accepted = {name: deque(norms, maxlen=WINDOW) for name, norms in state.items()}

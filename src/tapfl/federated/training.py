@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
-from tapfl.federated.stepper import Objective, graph_safe
+from tapfl.federated.stepper import Objective, Stepper, graph_safe
 from tapfl.model.network import Network
 
 
@@ -28,9 +28,23 @@ def weighted(losses: dict[str, Tensor], parts: Sequence[TaskBatch]) -> Tensor:
     return torch.stack([part.weight * losses[part.task] for part in parts]).sum()
 
 
+Minibatch = Sequence[TaskBatch]
+# A step takes as many minibatches as it needs; it returns the one that its losses are of, and them.
+Step = Callable[[Stepper, Iterator[Minibatch]], tuple[Minibatch, dict[str, Tensor]]]
+
+
+def minimise(objective: Objective) -> Step:
+    """Return the usual step: one minibatch, one step of the optimizer on the objective."""
+    def step(stepper: Stepper, stream: Iterator[Minibatch]) -> tuple[Minibatch, dict[str, Tensor]]:
+        minibatch = next(stream)
+        return minibatch, stepper.step(objective, minibatch)
+
+    return step
+
+
 def local_training(
     context: Context, network: Network, client: Client, blocks: Iterable[str], *, steps: int,
-    lr: float, round_: int, role: str, objective: Objective = task_objective,
+    lr: float, round_: int, role: str, step: Step, batches_per_step: int = 1,
 ) -> Losses:
     """Train the named blocks, in place; return each seen task's mean loss over its samples.
 
@@ -41,8 +55,10 @@ def local_training(
     tally = Tally()
     with randomness(context, client, round_, role) as rng:
         network.train()
-        for parts in client.data.minibatches(steps, context.config.train.batch_size, rng):
-            tally.add(parts, stepper.step(objective, parts))
+        stream = client.data.minibatches(batches_per_step * steps,
+                                         context.config.train.batch_size, rng)
+        for _ in range(steps):
+            tally.add(*step(stepper, stream))
     return tally.means()
 
 

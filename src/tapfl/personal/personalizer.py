@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Client
-from tapfl.federated.context import Context, Losses
+from tapfl.events import Diverged, Event
+from tapfl.federated.context import Context, Kept, Losses
 from tapfl.federated.method import FederatedMethod
+from tapfl.federated.settings import Configurable
 
 
-class Personalizer:
-    """Makes a client's own model; any number of them can watch one federated run."""
+class Personalizer(Configurable):
+    """Makes a client's own model; any number of them can watch one federated run.
+
+    ``name`` is the method's name in the results, and ``context.config`` its configuration: that of
+    the run, with a variant's settings merged in.
+    """
+
+    preferred: ClassVar[bool] = False  # whether ``predict`` takes this model before others
 
     def __init__(self, context: Context, method: FederatedMethod, name: str) -> None:
         self.context, self.method, self.name = context, method, name
+        self.settings = self.read_settings(context.config)
 
-    def after_training(self, client: Client, round_: int, trained: BlockState,
-                       losses: Losses) -> None:
-        """See the client's W, just trained, and the loss of every task seen in it."""
+    def after_training(self, client: Client, round_: int, received: BlockState,
+                       trained: BlockState, losses: Losses) -> None:
+        """See the client's W, as received and just trained, and the loss of every task seen."""
 
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
         """Return the client's personal model, given its final W."""
         raise NotImplementedError
+
+    # What a personalizer can use
+
+    def load(self, client: Client, before: int) -> Kept | None:
+        """Return blocks and notes that were saved for a client before a round, if any were."""
+        return self.context.states.load(self.name, client.id, as_of=before - 1)
+
+    def save(self, client: Client, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Keep blocks and notes (plain JSON) for a client, on its own machine."""
+        self.context.states.save(self.name, client.id, round_, state, notes)
+
+    def report(self, event: Event) -> None:
+        """Have an event written to events.jsonl."""
+        self.context.events.append(event)
+
+    def diverged(self, client: Client, round_: int, state: BlockState, losses: Losses) -> bool:
+        """Return whether a training went wrong; if so, report it. Drop what it made."""
+        tasks = [task for task, loss in losses.items() if not math.isfinite(loss)]
+        reason = state.not_finite() or (f"the loss of {tasks[0]} is not finite" if tasks else None)
+        if reason is not None:
+            self.report(Diverged(self.name, round_, client.id, tasks, reason))
+        return reason is not None

@@ -15,8 +15,11 @@ class PostTrain(Personalizer):
     times: ClassVar[int] = 1
 
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
-        """Return W after P local steps."""
-        return self.method.post_train(client, final, self.times * self.context.config.post.steps)
+        """Return W after P local steps; W itself if these went astray."""
+        config = self.context.config
+        trained = self.method.post_train(client, final, self.times * config.post.steps,
+                                         config.post_lr)
+        return final if self.diverged(client, config.train.rounds, trained, {}) else trained
 
 
 class PostTrainTwice(PostTrain):

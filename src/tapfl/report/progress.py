@@ -1,19 +1,46 @@
-"""Progress of a run: bars with the time left on a terminal, plain lines elsewhere."""
+"""Progress of a run: bars with the time left on a terminal, plain lines elsewhere, TensorBoard.
+
+Each display is a subscriber: it is called with every event and shows those that it knows.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfl.engine.watch import Watch
+from tapfl.errors import TapflError
+from tapfl.events import (
+    ClientFinished,
+    DataPrepared,
+    Diverged,
+    Event,
+    Message,
+    Missing,
+    PersonalLosses,
+    Refused,
+    Replacement,
+    RoundEnded,
+    RowsDropped,
+    RunStarted,
+)
 
 
-def progress(quiet: bool = False, tensorboard: Path | None = None) -> Watch:
-    """Return the display that suits standard error."""
-    shown: list[Watch] = []
+class Display:
+    """Shows nothing."""
+
+    def __call__(self, event: Event) -> None:
+        """Show an event."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+def progress(quiet: bool = False, tensorboard: Path | None = None) -> Display:
+    """Return the displays that suit standard error."""
+    shown: list[Display] = []
     if not quiet:
         shown.append(_Bars() if sys.stderr.isatty() else _Lines())
     if tensorboard is not None:
@@ -21,86 +48,76 @@ def progress(quiet: bool = False, tensorboard: Path | None = None) -> Watch:
     return _Several(shown)
 
 
-class _Several(Watch):
-    def __init__(self, watches: Sequence[Watch]) -> None:
-        self.watches = watches
+class _Several(Display):
+    def __init__(self, displays: Sequence[Display]) -> None:
+        self.displays = displays
 
-    def data(self, name: str, done: int, total: int) -> None:
-        for watch in self.watches:
-            watch.data(name, done, total)
-
-    def method(self, name: str, rounds: int, done: int, clients: int) -> None:
-        for watch in self.watches:
-            watch.method(name, rounds, done, clients)
-
-    def round(self, round_: int, cohort: Sequence[str], losses: Mapping[str, float],
-              replacements: int, refused: int) -> None:
-        for watch in self.watches:
-            watch.round(round_, cohort, losses, replacements, refused)
-
-    def client(self, client: str, done: int, clients: int) -> None:
-        for watch in self.watches:
-            watch.client(client, done, clients)
-
-    def say(self, message: str) -> None:
-        for watch in self.watches:
-            watch.say(message)
+    def __call__(self, event: Event) -> None:
+        for display in self.displays:
+            display(event)
 
     def close(self) -> None:
-        for watch in self.watches:
-            watch.close()
+        for display in self.displays:
+            display.close()
 
 
-def _told(cohort: Sequence[str], losses: Mapping[str, float], replacements: int,
-          refused: int) -> str:
-    words = [" ".join(cohort[:4]) + (" …" if len(cohort) > 4 else "")]
-    words += [f"{task} {loss:.3f}" for task, loss in sorted(losses.items())[:4]]
-    if replacements:
-        words.append(f"{replacements} replaced")
-    if refused:
-        words.append(f"{refused} refused")
-    return " · ".join(words)
+class _Counter:
+    """What happened to clients since it was last asked."""
+
+    WORDS = ((Replacement, "replaced"), (Refused, "refused"), (Missing, "missing"),
+             (Diverged, "diverged"))
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def add(self, event: Event) -> None:
+        for kind, word in self.WORDS:
+            if isinstance(event, kind):
+                self._counts[word] = self._counts.get(word, 0) + 1
+
+    def line(self, event: RoundEnded) -> str:
+        """Return a round in a line; counting begins anew."""
+        words = [" ".join(event.cohort[:4]) + (" …" if len(event.cohort) > 4 else "")]
+        words += [f"{task} {loss:.3f}" for task, loss in sorted(event.losses.items())[:4]]
+        words += [f"{count} {word}" for word, count in self._counts.items()]
+        self._counts = {}
+        return " · ".join(words)
 
 
-class _Lines(Watch):
-    """About twenty lines per method."""
+class _Lines(Display):
+    """About twenty lines per federated run."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._name, self._rounds = "", 0
-        self._replacements = self._refused = 0
+        self._name, self._rounds, self._counter = "", 0, _Counter()
 
     def _print(self, message: str) -> None:
         print(f"[{time.monotonic() - self._started:6.1f} s] {message}", file=sys.stderr, flush=True)
 
-    def data(self, name: str, done: int, total: int) -> None:
-        if done == total:
-            self._print(f"data: {name}, {total} rows prepared")
-
-    def method(self, name: str, rounds: int, done: int, clients: int) -> None:
-        self._name, self._rounds = name, rounds
-        self._print(f"{name}: {rounds} rounds, {clients} clients"
-                    + (f", going on after round {done}" if done else ""))
-
-    def round(self, round_: int, cohort: Sequence[str], losses: Mapping[str, float],
-              replacements: int, refused: int) -> None:
-        self._replacements += replacements
-        self._refused += refused
-        if (round_ + 1) % max(1, self._rounds // 10) == 0 or round_ + 1 == self._rounds:
-            told = _told(cohort, losses, self._replacements, self._refused)
-            self._print(f"{self._name}: round {round_ + 1}/{self._rounds} · {told}")
-            self._replacements = self._refused = 0
-
-    def client(self, client: str, done: int, clients: int) -> None:
-        if done % max(1, clients // 5) == 0 or done == clients:
-            self._print(f"{self._name}: final models of {done}/{clients} clients")
-
-    def say(self, message: str) -> None:
-        self._print(message)
+    def __call__(self, event: Event) -> None:
+        self._counter.add(event)
+        match event:
+            case DataPrepared() if event.done == event.total:
+                self._print(f"data: {event.name}, {event.total} rows prepared")
+            case RunStarted():
+                self._name, self._rounds = event.method, event.rounds
+                self._print(f"{event.method}: {event.rounds} rounds, {event.clients} clients"
+                            + (f", going on after round {event.done}" if event.done else ""))
+            case RoundEnded():
+                done = event.round + 1
+                if done % max(1, self._rounds // 10) == 0 or done == self._rounds:
+                    self._print(f"{self._name}: round {done}/{self._rounds} · "
+                                f"{self._counter.line(event)}")
+            case ClientFinished():
+                if event.done % max(1, event.clients // 5) == 0 or event.done == event.clients:
+                    self._print(f"{self._name}: final models of {event.done}/{event.clients} "
+                                "clients")
+            case Message() | RowsDropped():
+                self._print(str(event))
 
 
-class _Bars(Watch):
-    """Two bars per method: rounds, then clients' final models."""
+class _Bars(Display):
+    """Two bars per federated run: rounds, then clients' final models."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -117,47 +134,45 @@ class _Bars(Watch):
             TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
             # The last column alone gives way on a narrow terminal.
-            TextColumn("{task.fields[told]}", style="dim",
+            TextColumn("{task.fields[note]}", style="dim",
                        table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=Console(stderr=True), expand=True)
-
         self._tables: dict[str, Any] = {}
+        self._counter = _Counter()
 
-    def data(self, name: str, done: int, total: int) -> None:
-        if name not in self._tables:
-            self._progress.start()
-            self._tables[name] = self._progress.add_task(f"data: {name}", total=total, told="")
-        self._progress.update(self._tables[name], completed=done)
-
-    def method(self, name: str, rounds: int, done: int, clients: int) -> None:
-        self._progress.start()  # only now: an error before this leaves the terminal alone
-        self._rounds = self._progress.add_task(f"{name}: rounds", total=rounds, completed=done,
-                                               told="")
-        self._final = self._progress.add_task(f"{name}: final models", total=clients, told="")
-
-    def round(self, round_: int, cohort: Sequence[str], losses: Mapping[str, float],
-              replacements: int, refused: int) -> None:
-        self._progress.update(self._rounds, completed=round_ + 1,
-                              told=_told(cohort, losses, replacements, refused))
-
-    def client(self, client: str, done: int, clients: int) -> None:
-        self._progress.update(self._final, completed=done, told=client)
-
-    def say(self, message: str) -> None:
-        self._progress.console.print(message, markup=False)
+    def __call__(self, event: Event) -> None:
+        self._counter.add(event)
+        match event:
+            case DataPrepared():
+                if event.name not in self._tables:
+                    self._progress.start()
+                    self._tables[event.name] = self._progress.add_task(
+                        f"data: {event.name}", total=event.total, note="")
+                self._progress.update(self._tables[event.name], completed=event.done)
+            case RunStarted():
+                self._progress.start()  # only now: an error before this leaves the terminal alone
+                self._rounds = self._progress.add_task(
+                    f"{event.method}: rounds", total=event.rounds, completed=event.done, note="")
+                self._final = self._progress.add_task(f"{event.method}: final models",
+                                                      total=event.clients, note="")
+            case RoundEnded():
+                self._progress.update(self._rounds, completed=event.round + 1,
+                                      note=self._counter.line(event))
+            case ClientFinished():
+                self._progress.update(self._final, completed=event.done, note=event.client)
+            case Message() | RowsDropped():
+                self._progress.console.print(str(event), markup=False)
 
     def close(self) -> None:
         self._progress.stop()
 
 
-class _TensorBoard(Watch):
-    """Losses and replacements as TensorBoard scalars; needs the tensorboard package."""
+class _TensorBoard(Display):
+    """Losses of W and of each personal model, and what happened, as TensorBoard scalars."""
 
     _writer: Any
 
     def __init__(self, folder: Path) -> None:
-        from tapfl.errors import TapflError
-
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
@@ -165,18 +180,34 @@ class _TensorBoard(Watch):
                              "pip install 'tapfl[tensorboard]'") from None
         # The folder is made when there is something to write.
         self._make: Any = SummaryWriter
-        self._folder, self._writer, self._name = folder, None, ""
+        self._folder, self._writer = folder, None
+        self._personal: dict[tuple[str, str], list[float]] = {}
+        self._counts = {"replacements": 0, "refused": 0}
 
-    def method(self, name: str, rounds: int, done: int, clients: int) -> None:
-        self._name = name
-        self._writer = self._writer or self._make(str(self._folder))
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RunStarted():
+                self._writer = self._writer or self._make(str(self._folder))
+            case PersonalLosses():
+                for task, loss in event.losses.items():
+                    self._personal.setdefault((event.method, task), []).append(loss)
+            case Replacement():
+                self._counts["replacements"] += 1
+            case Refused():
+                self._counts["refused"] += 1
+            case RoundEnded():
+                self._round(event)
 
-    def round(self, round_: int, cohort: Sequence[str], losses: Mapping[str, float],
-              replacements: int, refused: int) -> None:
-        for task, loss in losses.items():
-            self._writer.add_scalar(f"{self._name}/loss/{task}", loss, round_)
-        self._writer.add_scalar(f"{self._name}/replacements", replacements, round_)
-        self._writer.add_scalar(f"{self._name}/refused", refused, round_)
+    def _round(self, event: RoundEnded) -> None:
+        """Write a round: means over its clients."""
+        for task, loss in event.losses.items():
+            self._writer.add_scalar(f"{event.method}/loss/{task}", loss, event.round)
+        for (method, task), losses in self._personal.items():
+            self._writer.add_scalar(f"{method}/personal_loss/{task}", sum(losses) / len(losses),
+                                    event.round)
+        for what, count in self._counts.items():
+            self._writer.add_scalar(f"{event.method}/{what}", count, event.round)
+        self._personal, self._counts = {}, dict.fromkeys(self._counts, 0)
 
     def close(self) -> None:
         if self._writer is not None:

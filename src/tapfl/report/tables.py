@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapfl.evaluation.metrics import LOWER_IS_BETTER, PERCENT, SECONDARY, plain
+from tapfl.evaluation.metrics import LOWER_IS_BETTER, PERCENT, SECONDARY, metric_kind
+
+UNRANKED = 0
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,7 @@ class Cell:
 
     def text(self, metric: str) -> str:
         """Return the cell as text, with as many digits as the metric deserves."""
-        digits = 1 if plain(metric) in PERCENT else 3
+        digits = 1 if metric_kind(metric) in PERCENT else 3
         return f"{self.mean:.{digits}f} ±{self.spread:.{digits}f}"
 
 
@@ -37,11 +40,18 @@ def tabulate(rows: Sequence[Mapping[str, Any]]) -> Table:
     table: Table = {}
     for (dataset, metric), methods in values.items():
         means = {m: statistics.fmean(v) for m, v in methods.items()}
-        ordered = sorted(set(means.values()), reverse=plain(metric) not in LOWER_IS_BETTER)
+        # A mean that is not finite has no rank: nothing can be said of it but that.
+        ordered = sorted({mean for mean in means.values() if math.isfinite(mean)},
+                         reverse=metric_kind(metric) not in LOWER_IS_BETTER)
         table[dataset, metric] = {
-            m: Cell(means[m], statistics.pstdev(v), len(v), ordered.index(means[m]) + 1)
+            m: Cell(means[m], _spread(v), len(v),
+                    ordered.index(means[m]) + 1 if means[m] in ordered else UNRANKED)
             for m, v in methods.items()}
     return table
+
+
+def _spread(values: Sequence[float]) -> float:
+    return statistics.pstdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
@@ -60,21 +70,30 @@ def markdown(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
-    """Print methods by tasks, one metric per task, as many tasks to a table as fit 80 columns."""
+def markdown_tables(rows: Sequence[Mapping[str, Any]], methods: Sequence[str],
+                    columns: int = 4) -> str:
+    """Return the results as Markdown tables of so many data sets each."""
+    datasets = list(dict.fromkeys(row["dataset"] for row in rows))
+    pieces = [set(datasets[i:i + columns]) for i in range(0, len(datasets), columns)]
+    return "\n\n".join(markdown([row for row in rows if row["dataset"] in piece], methods)
+                       for piece in pieces)
+
+
+def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str], width: int = 4) -> None:
+    """Print methods by tasks, one metric per task, ``width`` of them to a table."""
     from rich.console import Console
     from rich.table import Table as RichTable
 
     columns = list(_shown(tabulate(rows)).items())
     styles = {1: "bold", 2: "underline"}
-    for start in range(0, len(columns), 4):
+    for start in range(0, len(columns), width):
         drawn = RichTable(title_justify="left", title=None if start else
                           "mean ± spread over clients; best bold, second underlined")
         drawn.add_column("method", no_wrap=True)
-        for key, _ in columns[start:start + 4]:
+        for key, _ in columns[start:start + width]:
             drawn.add_column(_title(key[0], _short(key[1])), justify="right")
         for method in methods:
-            cells = [(column.get(method), key[1]) for key, column in columns[start:start + 4]]
+            cells = [(column.get(method), key[1]) for key, column in columns[start:start + width]]
             drawn.add_row(method, *(
                 "" if c is None else
                 f"[{styles[c.rank]}]{c.text(m)}[/]" if c.rank in styles else c.text(m)
@@ -86,9 +105,10 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str]) -> None:
 
 def _shown(table: Table) -> Table:
     """Leave out what only results.csv tells: for each data set stay the best metrics there are."""
-    better = {dataset for dataset, metric in table if plain(metric) == "bertscore"}
+    better = {dataset for dataset, metric in table if metric_kind(metric) == "bertscore"}
     return {(dataset, metric): column for (dataset, metric), column in table.items()
-            if plain(metric) not in (SECONDARY | {"token_f1"} if dataset in better else SECONDARY)}
+            if metric_kind(metric) not in SECONDARY
+            and not (dataset in better and metric_kind(metric) == "token_f1")}
 
 
 def _short(metric: str) -> str:
@@ -96,4 +116,4 @@ def _short(metric: str) -> str:
 
 
 def _title(dataset: str, metric: str) -> str:
-    return f"{dataset} {metric} {'↓' if plain(metric) in LOWER_IS_BETTER else '↑'}"
+    return f"{dataset} {metric} {'↓' if metric_kind(metric) in LOWER_IS_BETTER else '↑'}"

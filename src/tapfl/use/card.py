@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from tapfl.config import Config
+from tapfl.config import Config, Section
 from tapfl.data.federation import ClientEntry, FederationFile, client_id, parse_id
-from tapfl.engine.registry import SHORT
-from tapfl.engine.store import slug
-from tapfl.errors import TapflError, as_tapfl_error, nearest
-from tapfl.reading import check
+from tapfl.engine.record import FILE, RunRecord, read_object, read_record
+from tapfl.errors import TapflError, nearest
+from tapfl.methods import federated_half, find_method, folder_name
+from tapfl.reading import check, yaml_value
 from tapfl.tasks import check_name
 
 CARD = "tapfl.json"
 WEIGHTS = "model.safetensors"
 PERSONAL, FEDERATED = "personal", "federated"
+
+# Weights that an export carries with it: the only places that a card can name in its own folder.
+BASE, INSIDE = "base", "export:"
+COPIES = tuple(INSIDE + part for part in ("model", "image", "text", "mini.safetensors"))
 
 
 @dataclass(frozen=True)
@@ -29,51 +32,72 @@ class Card:
     file: FederationFile  # of one client: its tasks and nobody else's
     client: str
     method: str
+    federated: str  # the federated method it stands on
     classes: Mapping[str, Sequence[str]]
-    weights: Path
+    blocks: Path  # the file of its trained blocks
+
+    def with_weights(self, weights: str | dict[str, str]) -> Card:
+        """Return the card of the same model whose frozen base is found elsewhere."""
+        parsed = yaml_value(weights, "--weights") if isinstance(weights, str) else weights
+        values = self.config.model_dump(exclude={"methods", "variants"}) | {
+            "methods": self.config.methods, "variants": {}}
+        values["foundation"] |= {"weights": parsed}
+        return dataclasses.replace(self, config=check(Config, values, "--weights"))
 
 
 def card_of(folder: Path, client: str | None, model: str = PERSONAL,
             method: str | None = None) -> Card:
     """Find a client's model in the folder of a run."""
-    path = folder / "run.json"
-    if not path.is_file():
-        raise TapflError(f"{folder}: neither a run (run.json) nor an exported model ({CARD})")
-    record = _read(path)
-    if not record.get("finished"):
+    if not (folder / FILE).is_file():
+        raise TapflError(f"{folder}: neither a run ({FILE}) nor an exported model ({CARD})")
+    record = read_record(folder)
+    if not record.finished:
         raise TapflError(f"{folder}: this run is not complete; finish it with: "
                          f"tapfl run --resume --out {folder}")
-    for key in ("config", "federation", "classes"):
-        if key not in record:
-            raise TapflError(f"{path}: has no '{key}'; it was made by an older version of tapfl")
-    config = check(Config, record["config"], str(path))
-    file = check(FederationFile, record["federation"], str(path))
+    config, file = record.config, record.federation
     if client is None:
         raise TapflError(f"--client: expected one of {', '.join(_ids(config, file)[:12])}")
     entry = _entry(config, file, client)
-    chosen = method or _chosen(config.methods, model)
-    if chosen not in {*config.methods, *(half(m) for m in config.methods)}:
-        raise TapflError(f"--method: the run has no '{chosen}'" + nearest(chosen, config.methods))
+    chosen = method or _chosen(record, model)
+    run, spec = find_method(config, chosen)
     tasks = {name: file.tasks[name] for name in entry.tasks}
-    return Card(config, FederationFile(tasks=tasks, clients=[entry]), client, chosen,
-                {t: names for t, names in record["classes"].items() if t in tasks},
+    return Card(spec.config if spec else run.config,
+                FederationFile(tasks=tasks, clients=[entry]), client, chosen, run.federated,
+                {t: names for t, names in record.classes.items() if t in tasks},
                 _weights(folder, chosen, client))
 
 
 def exported_card(folder: Path) -> Card:
     """Read the card of a folder that ``tapfl export`` wrote."""
-    record = _read(folder / CARD)
     where = str(folder / CARD)
-    with as_tapfl_error(f"{where}: not the card of an exported model"):
-        return Card(check(Config, record["config"], where),
-                    check(FederationFile, record["federation"], where),
-                    check_name(record["client"], "client"), str(record["method"]),
-                    dict(record["classes"]), folder / WEIGHTS)
+    record = read_object(folder / CARD)
+    for key in ("config", "federation", "client", "method", "classes"):
+        if key not in record:
+            raise TapflError(f"{where}: not the card of an exported model: has no '{key}'")
+    if not isinstance(record["method"], str):
+        raise TapflError(f"{where}: method: expected a name, got {record['method']!r:.80}")
+    # Exports of earlier versions do not say what the method stands on: its name does.
+    federated = str(record.get("federated") or federated_half(record["method"]))
+    return Card(_within(check(Config, record["config"], where), folder),
+                check(FederationFile, record["federation"], where),
+                check_name(record["client"], "client"), record["method"], federated,
+                check(_Classes, {"classes": record["classes"]}, where).classes, folder / WEIGHTS)
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with as_tapfl_error(f"{path}: not a readable record"):
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+def _within(config: Config, folder: Path) -> Config:
+    """Let weights that were copied into an export be found there."""
+    def place(weights: str) -> str:
+        return str(folder / BASE / weights.removeprefix(INSIDE)) if weights in COPIES else weights
+
+    weights = config.foundation.weights
+    found = ({m: place(w) for m, w in weights.items()} if isinstance(weights, dict)
+             else place(weights))
+    foundation = config.foundation.model_copy(update={"weights": found})
+    return config.model_copy(update={"foundation": foundation})
+
+
+class _Classes(Section):
+    classes: dict[str, list[str]]
 
 
 def _ids(config: Config, file: FederationFile) -> list[str]:
@@ -93,30 +117,21 @@ def _entry(config: Config, file: FederationFile, client: str) -> ClientEntry:
     raise TapflError(f"--client: unknown client '{client}'" + nearest(client, _ids(config, file)))
 
 
-def half(method: str) -> str:
-    """Return the federated half of a method's name."""
-    return SHORT.get(method, method).partition("+")[0]
-
-
-def _chosen(methods: Sequence[str], model: str) -> str:
-    """Return the run's method that a kind of model comes from."""
+def _chosen(record: RunRecord, model: str) -> str:
+    """Return the run's method that a kind of model comes from: its record says which."""
     if model not in (PERSONAL, FEDERATED):
         raise TapflError(f"--model {model}: expected {PERSONAL} or {FEDERATED}")
-    own = [m for m in methods if "+" in SHORT.get(m, m)]
-    chosen = "tap" if "tap" in own else own[-1] if own else None
-    if model == FEDERATED:  # the W that the personal model has watched, or the first that there is
-        shared = [m for m in map(half, [chosen] if chosen else methods) if m != "local"]
-        if not shared:
-            raise TapflError("--model federated: every client of this run learned alone")
-        return shared[0]
-    if chosen is None and len(methods) > 1 and set(methods) - {"local"}:
-        raise TapflError("--model personal: this run has no personalised method, only "
-                         f"{', '.join(methods)}; choose one with --method, or --model federated")
-    return chosen or methods[0]
+    if model in record.models:
+        return record.models[model]
+    if model == FEDERATED:
+        raise TapflError("--model federated: every client of this run learned alone")
+    raise TapflError("--model personal: this run has no personalised method, only "
+                     f"{', '.join(record.config.methods)}; choose one with --method, or --model "
+                     "federated")
 
 
 def _weights(folder: Path, method: str, client: str) -> Path:
-    models = folder / "models" / slug(method)
+    models = folder / "models" / folder_name(method)
     own, common = models / f"{client}.safetensors", models / "server.safetensors"
     found = own if own.is_file() else common
     if not found.is_file():

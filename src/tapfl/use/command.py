@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.data.table import text_rows
-from tapfl.engine.store import replacing
+from tapfl.engine.files import replacing
 from tapfl.errors import TapflError, as_tapfl_error
 from tapfl.use.export import export
 from tapfl.use.load import ClientModel, load
@@ -26,7 +26,7 @@ def run_predict(options: argparse.Namespace) -> None:
         raise TapflError("predict: expected --file, or --image and --text for a single input")
     if not options.file and not options.image and options.text is None:
         raise TapflError("predict: nothing to predict; expected --image, --text or --file")
-    model = _loaded(options, options.device)
+    model = _loaded(options, options.device, options.weights)
     if options.file:
         _many(model, options.task, options.file, options.out)
         return
@@ -49,14 +49,15 @@ def run_predict(options: argparse.Namespace) -> None:
 def run_export(options: argparse.Namespace) -> None:
     """Write a client's model as files that stand on their own."""
     model = _loaded(options, "cpu")
-    export(model, options.out, options.run_folder)
+    export(model, options.out, options.run_folder, options.weights)
     print(f"written: {options.out} (method {model.card.method}, {model.state.size:,} parameters); "
           f"see {options.out / 'README.md'}")
 
 
-def _loaded(options: argparse.Namespace, device: str) -> ClientModel:
+def _loaded(options: argparse.Namespace, device: str,
+            weights: str | None = None) -> ClientModel:
     return load(options.run_folder, options.client, options.model, options.method, device,
-                options.modules)
+                options.modules, weights)
 
 
 def _many(model: ClientModel, task: str, file: Path, out: Path | None) -> None:

@@ -5,36 +5,39 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import torch
 
 from tapfl.blocks import BlockState
 from tapfl.data.batches import TaskData, Texts
 from tapfl.data.custom import DataEntry
-from tapfl.data.federation import Federation
+from tapfl.data.federation import Member
 from tapfl.data.prepare import picture
 from tapfl.data.prompts import prompt
 from tapfl.engine.build import set_speed
-from tapfl.engine.registry import plan
+from tapfl.engine.files import read_state
+from tapfl.engine.registry import find_plan
 from tapfl.engine.run import pick_device
 from tapfl.errors import TapflError, as_tapfl_error, nearest
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.federated.context import Context
+from tapfl.methods import RunSpec
 from tapfl.model.foundation import build_foundation, load_tokenizer
 from tapfl.tasks import Task
-from tapfl.use.card import CARD, PERSONAL, Card, card_of, exported_card, half
+from tapfl.use.card import CARD, PERSONAL, Card, card_of, exported_card
 
 
 def load(run: Path | str, client: str | None = None, model: str | None = None,
-         method: str | None = None, device: str = "auto",
-         modules: Path | None = None) -> ClientModel:
+         method: str | None = None, device: str = "auto", modules: Path | str | None = None,
+         weights: str | None = None) -> ClientModel:
     """Load a client's model from a run, or from a folder that ``tapfl export`` wrote.
 
     ``model`` is ``personal`` (TAP's X, a post-trained model, ...; the default) or ``federated``
-    (its W); ``method`` names one of the run's methods instead. A method of your own is imported
-    from ``modules`` alone: a record from elsewhere cannot name code.
+    (its W); ``method`` names one of the run's methods instead. A federated method of your own is
+    imported from ``modules`` alone: a record from elsewhere cannot name code. ``weights`` is where
+    the frozen base is found, if it is not where it was.
     """
     folder = Path(run)
     if (folder / CARD).is_file():
@@ -46,7 +49,9 @@ def load(run: Path | str, client: str | None = None, model: str | None = None,
                                  f"{card.client} by {card.method}")
     else:
         card = card_of(folder, client, model or PERSONAL, method)
-    return ClientModel(card, pick_device(device), modules)
+    if weights is not None:
+        card = card.with_weights(weights)
+    return ClientModel(card, pick_device(device), None if modules is None else Path(modules))
 
 
 class ClientModel:
@@ -59,19 +64,17 @@ class ClientModel:
             if name in self.tasks and len(names) != self.tasks[name].classes:
                 raise TapflError(f"task '{name}': {len(names)} names for "
                                  f"{self.tasks[name].classes} classes")
+        if ":" in card.federated and modules is None:
+            raise TapflError(f"{card.federated}: a method of your own; name the folder it is "
+                             "imported from with --modules DIR")
         config = card.config
+        run = RunSpec(card.federated, card.federated, config, None, ())
+        method = find_plan(run, modules).method
         modalities = sorted({m for task in self.tasks.values() for m in task.modalities})
         foundation = build_foundation(config.foundation, modalities,
                                       config.backbone.layers_per_stage, device)
         set_speed(foundation, config, device, clients=0)
-        # A method asks its federation for the tasks alone; there are no data here.
-        context = Context(config, cast(Federation, SimpleNamespace(tasks=self.tasks)), foundation,
-                          device)
-        if ":" in card.method and modules is None:
-            raise TapflError(f"{card.method}: a method of your own; name the folder it is imported "
-                             "from with --modules DIR")
-        (found,) = plan([half(card.method)], modules)
-        self._method = found.method(context)
+        self._method = method(Context(config, self.tasks, foundation, device))
         self.network = self._method.network
         self.state = self._load()
         self.tokenizer = load_tokenizer(config.foundation)
@@ -79,16 +82,17 @@ class ClientModel:
 
     def _load(self) -> BlockState:
         """Copy the blocks in; a server's file holds those of other clients, too."""
-        member: Any = SimpleNamespace(id=self.card.client, tasks=tuple(self.tasks))
+        member = Member(self.card.client, 0, tuple(self.tasks), samples=0)
         owned = {*self._method.exchanged(member), *self._method.owned(member)}
         private = set(self._method.private(member))
-        state = BlockState.load(self.card.weights)
+        state = read_state(self.card.blocks)[0]
         kept = state.subset([name for name in state if name in owned | private])
         missing = sorted(owned - set(kept))
-        if missing:
-            raise TapflError(f"{self.card.weights}: block '{missing[0]}' is missing")
-        with as_tapfl_error(f"{self.card.weights}"):
-            kept.load_into(self.network.blocks)
+        fault = (f"block '{missing[0]}' is missing" if missing
+                 else kept.misfit(self._method.initial.to("cpu")) or kept.not_finite())
+        if fault:
+            raise TapflError(f"{self.card.blocks}: {fault}")
+        kept.load_into(self.network.blocks)
         # As in the run: a model with all the method's blocks predicts the method's way.
         self._whole = set(kept) == owned | private
         return kept
@@ -100,9 +104,12 @@ class ClientModel:
                              + nearest(name, self.tasks))
         return self.tasks[name]
 
-    def predict(self, task: str, image: Any = None, text: str | Mapping[str, Any] | None = None,
-                ) -> dict[str, Any]:
-        """Answer one input; see ``predict_many``."""
+    def predict(self, task: str, image: Any = None, text: Any = None) -> Any:
+        """Answer one input, or a list of them with a list of answers; see ``predict_many``."""
+        many = [value for value in (image, text)
+                if isinstance(value, list | tuple) or getattr(value, "ndim", 0) == 4]
+        if many:
+            return self.predict_many(task, image, text)
         return self.predict_many(task, None if image is None else [image],
                                  None if text is None else [text])[0]
 
@@ -110,7 +117,10 @@ class ClientModel:
     def predict_many(self, task: str, images: Sequence[Any] | None = None,
                      texts: Sequence[str | Mapping[str, Any]] | None = None,
                      ) -> list[dict[str, Any]]:
-        """Answer many inputs: pictures (files, bytes or PIL's) and texts, as the task takes them.
+        """Answer many inputs: pictures and texts, as the task takes them.
+
+        A picture is a file, its bytes, one of PIL's, or an array of pixels (height by width, by 3
+        where it has colours): bytes, or numbers from 0 to 1.
 
         A text may be a mapping of the columns that the task's template names. An answer has
         ``label`` and ``probabilities``, ``text``, or ``image`` (a uint8 array, height by width
@@ -178,4 +188,21 @@ class ClientModel:
 def _picture(image: Any) -> Any:
     name = image if isinstance(image, str | Path) else "image"
     with as_tapfl_error(f"{name}: not a readable picture"):
+        if hasattr(image, "__array_interface__"):
+            return picture(_from_array(np.asarray(image)))
         return picture(Path(image) if isinstance(image, str) else image)
+
+
+def _from_array(pixels: Any) -> Any:
+    """Return an array of pixels as one of PIL's pictures."""
+    from PIL import Image
+
+    if pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] not in (3, 4)):
+        raise ValueError(f"an array of shape {pixels.shape}, expected (height, width[, 3])")
+    if pixels.dtype.kind == "f":
+        if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+            raise ValueError("numbers outside 0 to 1")
+        pixels = (255 * pixels).round()
+    elif pixels.dtype != np.uint8:
+        raise ValueError(f"an array of {pixels.dtype}, expected uint8 or numbers from 0 to 1")
+    return Image.fromarray(pixels.astype(np.uint8))

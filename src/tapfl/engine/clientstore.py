@@ -1,0 +1,159 @@
+"""The state that clients keep between their rounds: X, histories, private blocks.
+
+A client's state is a new file for every round that changes it. Whoever reads says as of which round
+(``load(as_of=...)``), and whoever knows that nobody will go back beyond a round drops what is older
+(``prune(before=...)``). So the store works on a machine that never sees the server's checkpoints: a
+message names both rounds.
+
+Files are written in the background, and recent ones are kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tapfl.blocks import BlockState
+from tapfl.engine.cache import WriteBehind
+from tapfl.engine.files import Label, read_state, write_state
+from tapfl.errors import TapflError
+from tapfl.federated.context import Kept
+from tapfl.methods import folder_name
+from tapfl.tasks import check_name
+
+# The files that belong to a round: owner, client -> version, checksum. A checkpoint lists them.
+Listing = list[tuple[str, str, int, str]]
+Key = tuple[str, str]
+
+
+class ClientStore:
+    """What clients keep, below ``folder``: ``owner/client/round.safetensors``.
+
+    At most ``cache_bytes`` of it is in memory, written or waiting to be. As a context manager it
+    closes itself; after an error it drops what nobody has been told to be safe.
+    """
+
+    def __init__(self, folder: Path, cache_bytes: int = 4 << 30, device: str = "cpu") -> None:
+        self.folder, self._device = folder, device
+        # The versions of a client's state and their checksums, once looked up or written.
+        self._known: dict[Key, dict[int, str]] = {}
+        self._complete = False  # whether there is nothing to look up any more
+        self._files = WriteBehind(cache_bytes, self._write, device)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is None:
+            self.close()
+        else:  # what ended the run matters more, and those rounds will run again
+            self._files.abandon()
+
+    def close(self) -> None:
+        """Have everything written, end the writing thread and free the memory."""
+        self._files.close()
+
+    def load(self, owner: str, client: str, as_of: int) -> Kept | None:
+        """Return the state of a client when a round was over: a copy."""
+        key = (owner, client)
+        versions = [v for v in self._versions(key) if v <= as_of]
+        if not versions:
+            return None
+        label = Label(owner, client, max(versions))
+        path = self._path(label)
+        found = self._files.get(path)
+        if found is None:
+            state, notes, _ = read_state(path, label)
+            found = state.to(self._device), notes
+        return found
+
+    def save(self, owner: str, client: str, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Keep a copy of a client's state as of a round; it is on disk after the next ``flush``.
+
+        A disk that did not take an earlier state is an error here, and then this one is not kept.
+        """
+        key, label = (owner, client), Label(owner, client, round_)
+        before = list(self._versions(key))
+        self._files.put(self._path(label), label, state, notes)
+        self._known[key][round_] = ""  # its checksum is known when it is written
+        # The next load takes the new version; older ones need no place in memory.
+        self._files.forget(self._path(Label(owner, client, v)) for v in before if v != round_)
+
+    def prune(self, owner: str, client: str, before: int) -> None:
+        """Drop what is older than the state of a round that nobody goes back beyond.
+
+        That round's state must have been flushed.
+        """
+        versions = self._versions((owner, client))
+        for version in sorted(v for v in versions if v <= before)[:-1]:
+            self._path(Label(owner, client, version)).unlink(missing_ok=True)
+            del versions[version]
+
+    def flush(self) -> None:
+        """Return when all that was saved is on disk."""
+        self._files.flush()
+
+    # What a checkpoint lists
+
+    def listing(self, as_of: int) -> Listing:
+        """Return the files that a round's state consists of; all of them are on disk."""
+        found = []
+        for (owner, client), versions in sorted(self._known.items()):
+            past = [v for v in versions if v <= as_of]
+            if past:
+                found.append((owner, client, max(past), versions[max(past)]))
+        return found
+
+    def check(self, listing: Iterable[tuple[str, str, int, str]]) -> str | None:
+        """Say what is wrong with the listed files, if anything is; else go on from them."""
+        listed = [(Label(owner, client, version), digest)
+                  for owner, client, version, digest in listing]
+        with ThreadPoolExecutor() as pool:
+            for fault in pool.map(self._fault, *zip(*listed, strict=True)) if listed else ():
+                if fault is not None:
+                    return fault
+        self._adopt(listed)
+        return None
+
+    def _adopt(self, listed: list[tuple[Label, str]]) -> None:
+        """Take the listed files for the truth: what a later round left behind does not count."""
+        self._known = {}
+        for label, digest in listed:
+            key = (label.method, label.client)
+            older = {v: "" for v in self._versions(key) if v < label.round}
+            self._known[key] = {**older, label.round: digest}
+        self._complete = True
+
+    def _fault(self, label: Label, digest: str) -> str | None:
+        path = self._path(label)
+        if not path.is_file():
+            return f"{path}: missing"
+        try:
+            found = read_state(path, label)[2]
+        except TapflError as error:
+            return str(error)
+        return None if found == digest else f"{path}: not the file that the checkpoint lists"
+
+    # Files
+
+    def _write(self, path: Path, label: Label, state: BlockState,
+               notes: Mapping[str, Any]) -> None:
+        digest = write_state(path, label, state, notes)
+        self._known[label.method, label.client][label.round] = digest
+
+    def _path(self, label: Label) -> Path:
+        return self._folder((label.method, label.client)) / f"{label.round:06d}.safetensors"
+
+    def _folder(self, key: Key) -> Path:
+        return self.folder / folder_name(key[0]) / check_name(key[1], "client")
+
+    def _versions(self, key: Key) -> dict[int, str]:
+        if key not in self._known:
+            files = [] if self._complete else self._folder(key).glob("*.safetensors")
+            self._known[key] = {int(p.stem): "" for p in files if p.stem.isdigit()}
+        return self._known[key]

@@ -1,0 +1,84 @@
+"""What a server and its clients say to each other, in one process or over a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from tapfl.blocks import BlockState
+from tapfl.data.federation import Member
+from tapfl.events import Event
+
+Row = dict[str, Any]  # of results.csv
+Kind = Literal["train", "evaluate", "finish"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What is asked of the clients.
+
+    ``round`` is the round under way, or the number of rounds when all are over. ``oldest`` is the
+    oldest round that the server may go back to: a client needs nothing older.
+    """
+
+    kind: Kind
+    round: int
+    oldest: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client's training made of the blocks it exchanges.
+
+    ``fault`` is what the client's own check found: such an update does not count.
+    """
+
+    client: str
+    blocks: BlockState
+    samples: int
+    losses: Mapping[str, float]
+    fault: str | None = None
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What happened on a client after its update: to its personal models."""
+
+    client: str
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True)
+class Final:
+    """A client's results, and what happened while its final models were made."""
+
+    client: str
+    rows: Sequence[Row]
+    events: Sequence[Event] = ()
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """A client that was asked and did not answer."""
+
+    client: str
+    reason: str
+
+
+Answer = Update | Report | Final | NoAnswer
+
+
+class Clients(Protocol):
+    """How a server reaches its clients: the seam between the two programs."""
+
+    def ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
+        """Send each member its blocks; yield the answers as they come, in any order."""
+
+    def settle(self, round_: int) -> list[Any]:
+        """Return when what clients keep as of a round is safe: what a checkpoint lists of it."""
+
+    def check(self, listed: Sequence[Any]) -> str | None:
+        """Say what is wrong with what a checkpoint lists, if anything is; else go on from it."""
+

@@ -1,0 +1,204 @@
+"""The server's loop: cohort, ask, check, average, checkpoint; then every client finishes.
+
+It knows members, the server's blocks, checkpoints and events; never data, networks or personal
+models. Whether clients live in this process or on other machines makes no difference to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tapfl.config import Config
+from tapfl.data.federation import Member
+from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.eventlog import EventLog
+from tapfl.engine.files import read_checked_json, write_checked_json
+from tapfl.engine.messages import Answer, Ask, Clients, Final, NoAnswer, Report, Row, Update
+from tapfl.errors import TapflError
+from tapfl.events import (
+    ClientFinished,
+    Event,
+    Logged,
+    Message,
+    Missing,
+    Refused,
+    RoundEnded,
+    RunStarted,
+    Subscriber,
+)
+from tapfl.federated.server import Server
+
+
+@dataclass
+class Rounds:
+    """One federated run, seen from the server.
+
+    ``exchanged`` says which blocks travel to and from a member; ``final`` is the folder for what
+    clients report in the end; ``log`` is one of those whom ``notify`` reaches.
+    """
+
+    name: str
+    config: Config
+    members: Sequence[Member]
+    server: Server
+    exchanged: Callable[[Member], Sequence[str]]
+    clients: Clients
+    checkpoints: Checkpoints
+    log: EventLog
+    final: Path
+    notify: Subscriber
+    _done: int = field(default=-1, init=False)  # the last complete round
+
+    def __post_init__(self) -> None:
+        self._complete(-1)
+
+    def run(self, resume: bool = False) -> list[Row]:
+        """Run to the end, from wherever it stands; return the results in the roster's order."""
+        train = self.config.train
+        if resume:
+            self._restore()
+        self.notify(RunStarted(self.name, train.rounds, self._done + 1, len(self.members)))
+        try:
+            for round_ in range(self._done + 1, train.rounds):
+                self.round(round_)
+                if (round_ + 1) % self.config.checkpoint.every == 0:
+                    self.commit()
+        except BaseException:  # whatever ends it, the last whole round is written down
+            with contextlib.suppress(Exception):  # what ended it matters more
+                self.commit()
+            raise
+        self.commit()
+        return self.finish()
+
+    def round(self, round_: int) -> None:
+        """Run one round."""
+        started = time.perf_counter()
+        # 1. The cohort; each member gets the blocks it exchanges.
+        cohort = [self.members[i] for i in self.server.cohort(round_)]
+        sent = ((member, self.server.send(self.exchanged(member))) for member in cohort)
+        answers = self.clients.ask(Ask("train", round_, self.checkpoints.oldest), sent)
+        # 2. Updates are checked and averaged in the roster's order, whenever they come.
+        events: dict[str, list[Event]] = {member.id: [] for member in cohort}
+        losses: dict[str, list[float]] = {}
+        for member, update in self._in_order(cohort, answers, events):
+            events[member.id][:0] = self._count_in(member, update, round_)
+            for task, loss in update.losses.items() if isinstance(update, Update) else ():
+                if math.isfinite(loss):
+                    losses.setdefault(task, []).append(loss)
+        traffic = {"bytes_up": self.server.bytes_up, "bytes_down": self.server.bytes_down}
+        contributors = self.server.aggregate()
+        # 3. What happened: client by client, then the round.
+        for event in (e for member in cohort for e in events[member.id]):
+            self.notify(event)
+        self.notify(RoundEnded(
+            self.name, round_, [member.id for member in cohort], self.config.train.rate(round_),
+            {task: sum(values) / len(values) for task, values in losses.items()}, **traffic,
+            seconds=time.perf_counter() - started,
+            contributors={name: contributors[name] for name in sorted(contributors)}))
+        self._complete(round_)
+
+    def _in_order(self, cohort: Sequence[Member], answers: Iterator[Answer],
+                  events: dict[str, list[Event]]) -> Iterator[tuple[Member, Update | NoAnswer]]:
+        """Yield each member's update when its turn has come; one that is early waits."""
+        waiting: dict[str, Update | NoAnswer] = {}
+        turn = iter(cohort)
+        member = next(turn, None)
+        for answer in answers:
+            if isinstance(answer, Report):
+                events[answer.client] += answer.events
+            elif isinstance(answer, Update | NoAnswer):
+                waiting[answer.client] = answer
+            while member is not None and member.id in waiting:
+                yield member, waiting.pop(member.id)
+                member = next(turn, None)
+        while member is not None:
+            yield member, waiting.pop(member.id, NoAnswer(member.id, "no answer"))
+            member = next(turn, None)
+
+    def _count_in(self, member: Member, update: Update | NoAnswer, round_: int) -> list[Event]:
+        """Average an update, or say why it does not count."""
+        if isinstance(update, NoAnswer):
+            return [Missing(self.name, round_, member.id, update.reason)]
+        fault, names = update.fault, self.exchanged(member)
+        if fault is None and names:
+            fault = self.server.receive(member.id, names, update.blocks, update.samples)
+        refused = [] if fault is None else [Refused(self.name, round_, member.id, fault)]
+        return [*update.events, *refused]
+
+    # Checkpoints
+
+    def _complete(self, round_: int) -> None:
+        """Remember a whole round: one assignment, so that an interrupt finds all or nothing."""
+        self._last = (round_, self.server.blocks, self.log.position(), self.server.bound.state())
+        self._done = round_
+
+    def commit(self) -> None:
+        """Write the last whole round down; one that was interrupted will run again."""
+        round_, blocks, position, norms = self._last
+        if round_ > self.checkpoints.newest:
+            self.checkpoints.write(round_, blocks, {
+                "events": position, "norms": norms, "clients": self.clients.settle(round_)})
+
+    def _restore(self) -> None:
+        """Go back to the newest checkpoint that is whole, with all that belongs to it."""
+        faults = []
+        for found in self.checkpoints.newest_first():
+            fault = found if isinstance(found, str) else self._fault(found[2])
+            if isinstance(found, str) or fault is not None:
+                faults.append(str(fault))
+                continue
+            round_, blocks, notes = found
+            for fault in faults:
+                self.notify(Message(f"{fault}; going back to round {round_ + 1}"))
+            self.checkpoints.forget_after(round_)
+            self.server.blocks = blocks.to(next(iter(self.server.blocks.values())).device)
+            self.server.bound.restore(notes["norms"])
+            self.log.rewind(notes["events"][0])
+            self._complete(round_)
+            return
+        if faults:
+            raise TapflError("; ".join(faults) + ": no sound checkpoint is left to resume from")
+        self.clients.check([])
+        self.log.rewind(0)
+        self._complete(-1)
+
+    def _fault(self, notes: dict[str, Any]) -> str | None:
+        """Say what is wrong with what a checkpoint lists, if anything is."""
+        length, digest = notes["events"]
+        return self.log.check((length, digest)) or self.clients.check(notes["clients"])
+
+    # After the last round
+
+    def finish(self) -> list[Row]:
+        """Let every client make and evaluate its final models; each client is a checkpoint."""
+        rounds, total = self.config.train.rounds, len(self.members)
+        records = [read_checked_json(self._record(member)) for member in self.members]
+        missing = [m for m, record in zip(self.members, records, strict=True) if record is None]
+        sent = ((member, self.server.send(self.exchanged(member))) for member in missing)
+        done = total - len(missing)
+        index = {member.id: member.index for member in missing}
+        for answer in self.clients.ask(Ask("finish", rounds, self.checkpoints.oldest), sent):
+            if not isinstance(answer, Final):
+                continue
+            record = {"rows": list(answer.rows),
+                      "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
+            write_checked_json(self.final / f"{answer.client}.json", record)
+            records[index[answer.client]] = record
+            done += 1
+            self.notify(ClientFinished(answer.client, done, total))
+        lost = [m.id for m, r in zip(self.members, records, strict=True) if r is None]
+        if lost:
+            raise TapflError(f"{self.name}: no final models from {', '.join(lost[:5])}"
+                             f"{' …' if len(lost) > 5 else ''}; continue with --resume")
+        whole = [record for record in records if record is not None]
+        self.log.replay(event for record in whole for event in record["events"])
+        return [row for record in whole for row in record["rows"]]
+
+    def _record(self, member: Member) -> Path:
+        return self.final / f"{member.id}.json"

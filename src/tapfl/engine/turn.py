@@ -1,0 +1,160 @@
+"""One client's turn: what a client does when its server asks. Made for one ask and dropped."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tapfl.blocks import BlockState
+from tapfl.data.batches import Rows, TaskData
+from tapfl.data.federation import Client
+from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped
+from tapfl.engine.files import Label, write_state
+from tapfl.engine.messages import Final, Row, Update
+from tapfl.evaluation.evaluate import Scores
+from tapfl.evaluation.metrics import GENERAL
+from tapfl.events import Diverged, Event
+from tapfl.federated.context import Losses
+from tapfl.methods import folder_name
+from tapfl.personal.personalizer import Personalizer
+
+if TYPE_CHECKING:
+    from tapfl.engine.worker import Worker
+
+
+class ClientTurn:
+    """A client, its method and its personal models, while they are asked for something."""
+
+    def __init__(self, worker: Worker, client: Client) -> None:
+        self.worker, self.client = worker, client
+        self.method, self.plan = worker.method, worker.plan
+        self._trained: tuple[BlockState, BlockState, Losses] | None = None
+
+    # A round
+
+    def train(self, round_: int, received: BlockState) -> Update:
+        """Train W from the received blocks; return what goes back to the server."""
+        method, client, blocks = self.method, self.client, self.method.network.blocks
+        # 1. The blocks it owns, and what it kept for itself.
+        private = self._private(as_of=round_ - 1)
+        for state in (received, private):
+            state.load_into(blocks)
+        # 2. Local training of W.
+        with calling(method, "train"):
+            losses = check_losses(method, client, method.train(client, round_))
+        owned, exchanged = method.owned(client), method.exchanged(client)
+        trained = check_blocks(method, "train", BlockState.extract(blocks, owned), method.initial)
+        kept = BlockState.extract(blocks, private)
+        # 3. Its own check: an update that is not sound never happened, to the client either.
+        fault = kept.not_finite() or trained.not_finite()
+        if fault is None:
+            if len(kept):
+                self.worker.store.save(self.plan.name, client.id, round_, kept, {})
+            before = BlockState({n: received[n] if n in received else private[n] for n in owned},
+                                method.initial.shapes)
+            self._trained = before, trained, losses
+        return Update(client.id, trained.subset(exchanged), client.samples, losses, fault,
+                      self._not_finite(round_, losses))
+
+    def personalize(self, round_: int) -> list[Event]:
+        """Let the personal models see W, which they leave alone; return what happened to them."""
+        if self._trained is not None:
+            received, trained, losses = self._trained
+            for personalizer in self.worker.personalizers:
+                before, after = (_safe(personalizer, state) for state in (received, trained))
+                with calling(personalizer, "after_training"):
+                    personalizer.after_training(self.client, round_, before, after, dict(losses))
+        return self.worker.drain()
+
+    def _private(self, as_of: int) -> BlockState:
+        """Return the client's private blocks: as it last saved them, or as they start."""
+        kept = self.worker.store.load(self.plan.name, self.client.id, as_of)
+        return kept[0] if kept else self.method.initial.subset(self.method.private(self.client))
+
+    def _not_finite(self, round_: int, losses: Losses) -> list[Event]:
+        tasks = [task for task, loss in losses.items() if not math.isfinite(loss)]
+        if not tasks:
+            return []
+        return [Diverged(self.plan.name, round_, self.client.id, tasks,
+                         f"the loss of {tasks[0]} is not finite")]
+
+    # After the last round
+
+    def finish(self, received: BlockState) -> Final:
+        """Make the client's final models, evaluate and keep them."""
+        final = self._final(received)
+        rows = self.evaluate(received) if self.plan.plain else []
+        for personalizer in self.worker.personalizers:
+            with calling(personalizer, "after_federation"):
+                personal = personalizer.after_federation(self.client, final.clone())
+            check_blocks(personalizer, "after_federation", personal, self.method.initial)
+            # A personal model of all the client's blocks, private ones too, predicts as W does.
+            like_w = set(personal) == set(final)
+            rows += self._evaluate(personalizer.name, personal, like_w)
+            self._keep(personalizer.name, personal)
+        return Final(self.client.id, rows, self.worker.drain())
+
+    def evaluate(self, received: BlockState) -> list[Row]:
+        """Evaluate W as this client would use it; one that is the client's own is kept."""
+        method, state, name = self.method, self._final(received), self.plan.name
+        if method.shares_final_model:
+            return self._evaluate(name, state, like_w=True, shared=True)
+        state.load_into(method.network.blocks)
+        with calling(method, "adapt"):
+            method.adapt(self.client)
+        state = BlockState.extract(method.network.blocks, state)
+        self._keep(name, state)
+        return self._evaluate(name, state, like_w=True)
+
+    def _final(self, received: BlockState) -> BlockState:
+        private = self._private(as_of=self.plan.config.train.rounds - 1)
+        return BlockState({**received, **private.to(self.method.context.device)},
+                          self.method.initial.shapes)
+
+    def _keep(self, method: str, state: BlockState) -> None:
+        label = Label(method, self.client.id, self.plan.config.train.rounds)
+        write_state(self.worker.models / folder_name(method) / f"{self.client.id}.safetensors",
+                    label, state, {"method": method})
+
+    def _evaluate(self, name: str, state: BlockState, like_w: bool,
+                  shared: bool = False) -> list[Row]:
+        """Score a model on the client's test data, and in a simulation on the others'."""
+        rows: list[Row] = []
+        for task in self.client.tasks:
+            pieces = [("", [self.client.tests[task]])]
+            if self.worker.others is not None:
+                pieces.append((GENERAL, self.worker.others(self.client, task)))
+            # Clients that share a model may have other tasks: this one's blocks decide.
+            used = state.subset(self.method.blocks_of_task(task)) if shared else state
+            for before, data in pieces:
+                found = [(self._scores(used, each, like_w, shared), chosen)
+                         for each, chosen in data if len(chosen)]
+                rows += self._rows(name, task, before, found)
+        return rows
+
+    def _scores(self, state: BlockState, data: TaskData, like_w: bool, shared: bool) -> Scores:
+        """Return the score of every sample; the same model is not asked twice."""
+        def work() -> Scores:
+            state.load_into(self.method.network.blocks)
+            with self.method.predicting() if like_w else contextlib.nullcontext():
+                return self.worker.evaluator(self.method.network, data)
+
+        return self.worker.memo.once(("evaluate", id(data), like_w), state, work, keep=shared)
+
+    def _rows(self, method: str, task: str, before: str,
+              found: list[tuple[Scores, Rows]]) -> list[Row]:
+        rows: list[Row] = []
+        for metric in found[0][0] if found else ():
+            values = np.concatenate([scores[metric][chosen] for scores, chosen in found])
+            rows.append({"seed": self.plan.config.seed, "method": method, "client": self.client.id,
+                         "task": task, "dataset": task, "metric": before + metric,
+                         "value": float(values.mean()), "samples": len(values)})
+        return rows
+
+
+def _safe(personalizer: Personalizer, state: BlockState) -> BlockState:
+    """Return W for a personalizer; a class of the user's own gets a copy to do as it likes with."""
+    return state if is_shipped(personalizer) else state.clone()

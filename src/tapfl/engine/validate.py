@@ -1,0 +1,40 @@
+"""Refuse what a run would refuse, without running: what `tapfl validate` does."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from tapfl.config import Config
+from tapfl.data.federation import load_federation
+from tapfl.engine.build import build
+from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.registry import plan
+from tapfl.engine.worker import Worker
+from tapfl.evaluation.evaluate import Evaluator
+from tapfl.events import Subscriber, nobody
+from tapfl.tasks import TEXT_GENERATION
+
+
+def validate(config: Config, modules: Path | None = None, *, config_only: bool = False,
+             notify: Subscriber = nobody) -> str:
+    """Check a configuration as far as a run's first round; return what it describes.
+
+    With ``config_only``, neither data nor weights are read.
+    """
+    plans = plan(config, modules)
+    federation = load_federation(config.federation)
+    if not config_only:
+        experiment = build(config, "cpu", notify)
+        evaluator = Evaluator(experiment.tokenizer, config.evaluation)
+        if any(task.kind == TEXT_GENERATION for task in experiment.federation.tasks.values()):
+            evaluator.facts()
+        members = experiment.federation.members[:len(federation.clients)]
+        with tempfile.TemporaryDirectory() as folder:
+            for each in plans:
+                worker = Worker(each, experiment.context, ClientStore(Path(folder)), evaluator,
+                                Path(folder))
+                worker.check(members)
+    clients = config.federation.groups * len(federation.clients)
+    return (f"{len(config.methods)} methods in {len(plans)} federated run(s), {clients} clients, "
+            f"{len(federation.tasks)} tasks")

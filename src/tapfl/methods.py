@@ -1,0 +1,151 @@
+"""Methods by name: ``federated[+personalizer]``, short names, and variants with settings.
+
+This is the one place that reads a method's name. A variant is a method with settings of its own,
+declared under ``variants:`` in the configuration; its sections are merged over the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tapfl.config import Config
+from tapfl.errors import TapflError, nearest
+from tapfl.reading import check
+
+SHORT = {name: f"fedavg+{name}" for name in ("tap", "tap-nokd")}
+LOCAL = "local"
+
+# What a variant may set. The first two sections, and the settings of a personalizer of one's own,
+# leave W alone: methods that differ in these share a federated run.
+PERSONAL_SECTIONS = ("tap", "post")
+METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat")
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method of a run: its name in the results, its two halves, and its whole configuration."""
+
+    name: str
+    federated: str
+    personalizer: str
+    config: Config
+
+    @property
+    def federated_settings(self) -> str:
+        """Everything that W depends on: methods for which it is equal share a federated run."""
+        own = self.config.own.get(class_name(self.federated), {})
+        return f"{self.federated} {sorted(own.items())} " + self.config.model_dump_json(
+            exclude={"methods", "variants", "own", *PERSONAL_SECTIONS})
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One federated run and the methods that come out of it.
+
+    ``plain`` is the method whose model is W itself, if it is asked for.
+    """
+
+    name: str
+    federated: str
+    config: Config
+    plain: MethodSpec | None
+    personal: tuple[MethodSpec, ...]
+
+
+def folder_name(method: str) -> str:
+    """Return a method's name as a folder's name: ``module:Class+post`` has characters to lose."""
+    return "".join(c if c.isalnum() or c in "+-_" else "_" for c in method)
+
+
+def class_name(half: str) -> str:
+    """Return the class of a user's own ``module:Class``; a shipped half has none."""
+    return half.partition(":")[2]
+
+
+def method_specs(config: Config) -> list[MethodSpec]:
+    """Return the methods of a configuration, in its order; variants carry their own settings."""
+    for name in config.variants:
+        if name not in config.methods:
+            raise TapflError(f"variants: '{name}' is not in methods, so nothing would run it"
+                             + nearest(name, config.methods))
+    specs = [_spec(config, name) for name in config.methods]
+    folders: dict[str, str] = {}
+    meanings: dict[tuple[str, str], str] = {}
+    for spec in specs:
+        folder = folder_name(spec.name).lower()
+        meaning = (spec.federated_settings, spec.personalizer + spec.config.model_dump_json(
+            include={*PERSONAL_SECTIONS, "own"}))
+        if folder in folders and folders[folder] != spec.name:
+            raise TapflError(f"methods: '{folders[folder]}' and '{spec.name}' would share a folder")
+        if folder in folders or meaning in meanings:
+            raise TapflError(f"methods: '{spec.name}' is there twice")
+        folders[folder], meanings[meaning] = spec.name, spec.name
+    return specs
+
+
+def federated_runs(specs: Sequence[MethodSpec]) -> list[RunSpec]:
+    """Group methods by what their W depends on: each group is one federated run."""
+    groups: dict[str, list[MethodSpec]] = {}
+    for spec in specs:
+        groups.setdefault(spec.federated_settings, []).append(spec)
+    taken = {spec.name for spec in specs}
+    runs = []
+    for group in groups.values():
+        first = group[0]
+        plain = next((s for s in group if not s.personalizer), None)
+        name = plain.name if plain else first.federated
+        if not plain and name in taken:  # another run of this method has other settings
+            name = f"{first.federated}-of-{first.name}"
+        taken.add(name)
+        runs.append(RunSpec(name, first.federated, first.config, plain,
+                            tuple(s for s in group if s.personalizer)))
+    return runs
+
+
+def find_method(config: Config, name: str) -> tuple[RunSpec, MethodSpec | None]:
+    """Return the federated run that a model comes from, and the method unless it is W itself."""
+    for run in federated_runs(method_specs(config)):
+        for spec in run.personal:
+            if spec.name == name:
+                return run, spec
+        if name == run.name:
+            return run, None
+    raise TapflError(f"--method: the run has no '{name}'" + nearest(name, config.methods))
+
+
+def federated_half(name: str) -> str:
+    """Return the federated method that a method, which is no variant, stands on."""
+    return _halves(name)[0]
+
+
+def _halves(name: str) -> tuple[str, str]:
+    federated, _, personalizer = SHORT.get(name, name).partition("+")
+    return federated, personalizer
+
+
+def _spec(config: Config, name: str) -> MethodSpec:
+    variant = config.variants.get(name)
+    if variant is None:
+        return MethodSpec(name, *_halves(name), config)
+    if variant.of in config.variants:
+        raise TapflError(f"variants.{name}.of: '{variant.of}' is a variant itself; expected a "
+                         "method")
+    sections = dict(variant.model_extra or {})
+    for key in sections:
+        if key not in METHOD_SECTIONS:
+            raise TapflError(f"variants.{name}: '{key}' is no section that a variant can set"
+                             + nearest(key, METHOD_SECTIONS))
+    merged = merge(config.model_dump(), sections)
+    return MethodSpec(name, *_halves(variant.of), check(Config, merged, f"variants.{name}"))
+
+
+def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``changes`` laid over it, mapping by mapping."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = merged.get(key)
+        merged[key] = (merge(old, value) if isinstance(old, dict) and isinstance(value, dict)
+                       else value)
+    return merged
