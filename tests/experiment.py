@@ -5,11 +5,15 @@ from pathlib import Path
 
 from tapfl.config import Config
 from tapfl.engine.build import build
-from tapfl.engine.inprocess import Trajectory
-from tapfl.engine.record import EventLog
+from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.eventlog import EventLog
+from tapfl.engine.inprocess import InProcess
 from tapfl.engine.registry import plan
-from tapfl.engine.store import Store
+from tapfl.engine.rounds import Rounds
+from tapfl.engine.worker import Worker
 from tapfl.evaluation.evaluate import Evaluator
+from tapfl.federated.server import Server
 from tests.conftest import FLAVA
 
 FEDERATION = """
@@ -49,16 +53,38 @@ def tiny_experiment(folder: Path, **sections) -> Config:
     return Config.model_validate(values)
 
 
-def trajectory(config, folder, names=None):
-    """Return a trajectory of the configuration's methods, and its events."""
-    context, tokenizer = build(config, "cpu")
-    folder.mkdir(parents=True, exist_ok=True)
-    events = EventLog(folder / "events.jsonl", folder / "state" / "events.jsonl")
-    store = Store(folder / "state")
-    context.states, context.emit = store, events.emit
-    (each,) = plan(names or config.methods)
-    return Trajectory(each, context, store, events,
-                      Evaluator(tokenizer, config.evaluation), folder / "models")
+class FederatedRun:
+    """One federated run of a configuration, put together as `tapfl.run` does, round by round."""
+
+    def __init__(self, config, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        experiment = build(config, "cpu")
+        self.folder, self.context = folder, experiment.context
+        self.federation = experiment.federation
+        (each,) = plan(config)
+        self.store = ClientStore(folder / "state" / "clients")
+        self.worker = Worker(each, self.context, self.store,
+                             Evaluator(experiment.tokenizer, config.evaluation),
+                             folder / "models", self.federation.others)
+        self.method, self.personalizers = self.worker.method, self.worker.personalizers
+        self.server = Server(self.method.initial, len(self.federation), config.train.cohort,
+                             config.seed, max_update_norm=config.federation.max_update_norm)
+        self.log = EventLog(folder / "events.jsonl", folder / "state" / "events.jsonl")
+        self.rounds = Rounds(
+            each.name, each.config, self.federation.members, self.server, self.method.exchanged,
+            InProcess(self.worker, self.federation),
+            Checkpoints(folder / "state" / "checkpoints", each.name), self.log,
+            folder / "state" / "final", self.log)
+
+    def round(self, round_):
+        self.rounds.round(round_)
+
+    def run(self):
+        return self.rounds.run()
+
+    def final(self, client):
+        """Return the client's final W, as the server has it now."""
+        return self.server.blocks.subset(self.method.owned(client))
 
 
 def read_events(folder, event=None):

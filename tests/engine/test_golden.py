@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.experiment import read_events, tiny_experiment, trajectory
+from tests.experiment import FederatedRun, read_events, tiny_experiment
 
 GOLDEN = [
     (["shapes", "news"], {"agnews": 1.375767, "tiny-imagenet": 2.086373}),
@@ -19,9 +19,9 @@ REPLACED = [
 
 def test_golden_losses(tmp_path):
     config = tiny_experiment(tmp_path, methods=["tap"], train={"rounds": 5})
-    run = trajectory(config, tmp_path)
+    run = FederatedRun(config, tmp_path)
     for t in range(5):
-        run._round(t)
+        run.round(t)
     found = [(e["cohort"], e["losses"]) for e in read_events(tmp_path, "round")]
     assert [cohort for cohort, _ in found] == [cohort for cohort, _ in GOLDEN]
     for (_, losses), (_, expected) in zip(found, GOLDEN, strict=True):

@@ -11,14 +11,14 @@ from tapfl.federated.feddat import Bottleneck
 from tapfl.federated.perfedavg import gradients, meta_gradient
 from tapfl.federated.stepper import parameters_of
 from tapfl.federated.training import Tally, task_objective
-from tests.experiment import tiny_experiment, trajectory
+from tests.experiment import FederatedRun, tiny_experiment
 
 
 def test_every_owned_block_equals_the_servers_average_bit_for_bit(tmp_path):
     """Trap 1: what the server averages is what clients get, the backbone included."""
-    run = trajectory(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
-    run._round(0)
-    for client in run.context.federation:
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
+    run.round(0)
+    for client in run.federation:
         run.server.send(run.method.exchanged(client)).load_into(run.method.network.blocks)
         received = BlockState.extract(run.method.network.blocks, run.method.owned(client))
         assert any(name.startswith("mome/") for name in received)
@@ -27,24 +27,24 @@ def test_every_owned_block_equals_the_servers_average_bit_for_bit(tmp_path):
 
 
 def test_blocks_that_nobody_sent_keep_their_value(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
-    cohort = [run.context.federation[i] for i in run.server.cohort(0)]
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
+    cohort = [run.federation[i] for i in run.server.cohort(0)]
     sent = {b for c in cohort for b in run.method.owned(c)}
     before = run.server.blocks
-    run._round(0)
+    run.round(0)
     for name in before:
         assert torch.equal(before[name], run.server.blocks[name]) == (name not in sent)
 
 
 def test_local_never_talks_to_the_server(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["local"]), tmp_path)
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["local"]), tmp_path)
     before = run.server.blocks
     for t in range(3):
-        run._round(t)
+        run.round(t)
     assert all(torch.equal(before[n], run.server.blocks[n]) for n in before)
     seen = {i for t in range(3) for i in run.server.cohort(t)}
-    for client in run.context.federation:
-        own = run._private(client)
+    for client in run.federation:
+        own = run.worker.turn(client)._private(as_of=2)
         assert any(not torch.equal(own[n], before[n]) for n in own) == (client.index in seen)
 
 
@@ -73,8 +73,8 @@ def test_meta_gradient_on_a_quadratic(delta):
 def test_hessian_free_is_no_dropout_noise(tmp_path):
     """With the same dropout above and below, a small delta gives what a smaller one gives."""
     config = tiny_experiment(tmp_path, methods=["perfedavg"], lora={"dropout": 0.3})
-    run = trajectory(config, tmp_path)
-    client = run.context.federation.find("news")
+    run = FederatedRun(config, tmp_path)
+    client = run.federation.find("news")
     run.method.network.double().train()
     parameters = parameters_of(run.method.network, run.method.owned(client))
     batches = list(client.data.minibatches(3, 8, np.random.default_rng(0)))
@@ -91,8 +91,8 @@ def test_hessian_free_is_no_dropout_noise(tmp_path):
 
 
 def test_perfedavg_adapts_on_training_data_before_evaluation(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["perfedavg"]), tmp_path)
-    client = run.context.federation[0]
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["perfedavg"]), tmp_path)
+    client = run.federation[0]
     run.method.initial.load_into(run.method.network.blocks)
     before = BlockState.extract(run.method.network.blocks)
     run.method.adapt(client)
@@ -117,8 +117,8 @@ def test_disentanglement_by_hand():
 
 def test_disentafl_adds_its_loss(tmp_path):
     config = tiny_experiment(tmp_path, methods=["disentafl"], lora={"dropout": 0.0})
-    run = trajectory(config, tmp_path)
-    client = run.context.federation.find("shapes")
+    run = FederatedRun(config, tmp_path)
+    client = run.federation.find("shapes")
     run.method.network.eval()
     parts = next(client.data.minibatches(1, 12, np.random.default_rng(0)))
     assert len(parts) == 2
@@ -137,7 +137,7 @@ def test_feddat_bottleneck_by_hand():
 
 
 def test_feddat_dual_adapter_by_hand(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["feddat"]), tmp_path)
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["feddat"]), tmp_path)
     method, h = run.method, torch.randn(1, 2, 3, 32)
     blocks = method.network.blocks
     shared, local, frozen = (blocks[f"adapter/{p}/mote"][0] for p in ("shared", "local", "frozen"))
@@ -149,8 +149,8 @@ def test_feddat_dual_adapter_by_hand(tmp_path):
 
 
 def test_feddat_trains_shared_and_local_and_keeps_frozen(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["feddat"]), tmp_path)
-    client = run.context.federation.find("looks")
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["feddat"]), tmp_path)
+    client = run.federation.find("looks")
     method = run.method
     method.initial.load_into(method.network.blocks)
     method.train(client, 0)
@@ -163,7 +163,7 @@ def test_feddat_trains_shared_and_local_and_keeps_frozen(tmp_path):
                                method.initial[f"adapter/local/{place}"])
     assert set(method.exchanged(client)) & set(method.private(client)) == set()
     assert not any("local" in n or "frozen" in n for n in method.exchanged(client))
-    news = run.context.federation.find("news")
+    news = run.federation.find("news")
     assert not any("encoder/image" in n for n in (*method.exchanged(news), *method.private(news)))
 
 
@@ -172,8 +172,8 @@ def test_feddat_update_by_hand(tmp_path):
     config = tiny_experiment(tmp_path, methods=["feddat"], lora={"dropout": 0.0},
                              train={"local_steps": 1, "warmup_rounds": 0, "weight_decay": 0.0,
                                     "clip": 1e9}, feddat={"kl_weight": 0.7})
-    run = trajectory(config, tmp_path)
-    method, client = run.method, run.context.federation.find("words")
+    run = FederatedRun(config, tmp_path)
+    method, client = run.method, run.federation.find("words")
     method.initial.load_into(method.network.blocks)
     with torch.no_grad():  # make the adapters large enough to matter
         for name, block in method.network.blocks.items():
@@ -225,8 +225,8 @@ def test_learning_rate_warms_up_linearly(tmp_path):
 
 def test_post_training_prefix(tmp_path):
     """2P steps begin with the minibatches of P steps."""
-    run = trajectory(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
-    data = run.context.federation[0].data
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
+    data = run.federation[0].data
     short = list(data.minibatches(4, 5, np.random.default_rng(1)))
     long = list(data.minibatches(8, 5, np.random.default_rng(1)))
     for a, b in zip(short, long, strict=False):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tapfl.blocks import BlockState
 from tapfl.federated.server import Server
-from tests.experiment import read_events, tiny_experiment, trajectory
+from tests.experiment import FederatedRun, read_events, tiny_experiment
 
 NAMES = [f"decoder/d{i}" for i in range(6)]
 
@@ -74,7 +74,7 @@ def test_bad_updates_are_refused_whole(update, samples, reason):
 
 
 def test_a_refused_update_is_an_event_and_the_round_goes_on(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["tap"], train={"cohort": 4}), tmp_path)
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["tap"], train={"cohort": 4}), tmp_path)
     poisoned, train = "news", run.method.train
 
     def poison(client, round_):
@@ -84,21 +84,21 @@ def test_a_refused_update_is_an_event_and_the_round_goes_on(tmp_path):
         return losses
 
     run.method.train = poison
-    run._round(0)
+    run.round(0)
     (event,) = read_events(tmp_path, "refused")
     assert event["client"] == poisoned
     assert "not finite" in event["reason"]
     (round_,) = read_events(tmp_path, "round")
     assert all(poisoned not in who for who in round_["contributors"].values())
-    assert [c for c in ("news", "words") if run.context.states.load("tap", c)] == ["words"]
+    assert [c for c in ("news", "words") if run.store.load("tap", c, as_of=0)] == ["words"]
     assert all(v.isfinite().all() for v in run.server.blocks.values())
 
 
 def test_round_events_account_for_traffic(tmp_path):
-    run = trajectory(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
-    run._round(0)
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path)
+    run.round(0)
     (event,) = read_events(tmp_path, "round")
-    cohort = [run.context.federation.find(c) for c in event["cohort"]]
+    cohort = [run.federation.find(c) for c in event["cohort"]]
     owned = [run.method.owned(c) for c in cohort]
     expected = sum(run.server.blocks[b].numel() * 4 for names in owned for b in names)
     assert event["bytes_up"] == event["bytes_down"] == expected

@@ -11,7 +11,7 @@ from tapfl.data.batches import ROW_STEP, TaskBatch, bucket_length, prefetch
 from tapfl.federated.distill import divergence
 from tapfl.federated.stepper import Stepper, _copy, _own, _Recorded, graph_safe
 from tapfl.federated.training import local_training, task_objective
-from tests.experiment import tiny_experiment, trajectory
+from tests.experiment import FederatedRun, tiny_experiment
 
 
 class Played(Stepper):
@@ -32,7 +32,7 @@ class Played(Stepper):
 @pytest.fixture
 def method(tmp_path):
     config = tiny_experiment(tmp_path, methods=["fedavg"], lora={"dropout": 0.0})
-    return trajectory(config, tmp_path).method
+    return FederatedRun(config, tmp_path).method
 
 
 def train(method, client, stepper, objective=task_objective, steps=6):
@@ -51,7 +51,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("name", ["shapes", "news", "looks"])
 def test_recorded_steps_equal_plain_ones(method, name):
-    client = method.context.federation.find(name)
+    client = method.federation.find(name)
     config = method.context.config.train
     plain = train(method, client, Stepper(method.network, config))
     recorded = Played(method.network, config, graphs=True)
@@ -62,7 +62,7 @@ def test_recorded_steps_equal_plain_ones(method, name):
 
 
 def test_an_objective_that_is_not_marked_is_never_recorded(method):
-    client = method.context.federation.find("news")
+    client = method.federation.find("news")
     stepper = Played(method.network, method.context.config.train, graphs=True)
     calls = []
 
@@ -78,7 +78,7 @@ def test_an_objective_that_is_not_marked_is_never_recorded(method):
 
 
 def test_moments_do_not_pass_from_client_to_client(method):
-    one, other = (method.context.federation.find(n) for n in ("shapes", "news"))
+    one, other = (method.federation.find(n) for n in ("shapes", "news"))
     config = method.context.config.train
     alone = train(method, other, Played(method.network, config, graphs=True))
     shared = Played(method.network, config, graphs=True)
@@ -88,7 +88,7 @@ def test_moments_do_not_pass_from_client_to_client(method):
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_only_the_named_blocks_train(method, graphs):
-    client = method.context.federation.find("news")
+    client = method.federation.find("news")
     stepper = Played(method.network, method.context.config.train, graphs)
     method.initial.load_into(method.network.blocks)
     method.network.__dict__["_stepper"] = stepper
@@ -113,7 +113,7 @@ def test_gradients_of_another_layout_move_the_right_elements(method):
 
 
 def test_without_memory_for_recordings_steps_are_plain(method):
-    client = method.context.federation.find("news")
+    client = method.federation.find("news")
     config = method.context.config.train
 
     class Full(Played):
@@ -134,7 +134,7 @@ def test_a_copied_network_has_no_recordings(method):
 
 def test_rounded_minibatches_lose_the_same(method):
     for name in ("shapes", "looks", "words"):
-        client = method.context.federation.find(name)
+        client = method.federation.find(name)
         exact = list(client.data.minibatches(3, 7, np.random.default_rng(0)))
         draws = [client.data._split_by_task(d) for d in _order(client, 3, 7)]
         rounded = list(client.data._on_device(draws, 7))

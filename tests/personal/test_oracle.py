@@ -8,7 +8,7 @@ import torch
 
 from tapfl.blocks import BlockState
 from tapfl.federated.context import randomness
-from tests.experiment import read_events, tiny_experiment, trajectory
+from tests.experiment import FederatedRun, read_events, tiny_experiment
 
 INFINITY = math.inf
 
@@ -19,7 +19,7 @@ class Oracle:
     def __init__(self, run):
         self.context, self.config = run.context, run.context.config
         self.ownership = run.method.network.ownership
-        self.clients = list(run.context.federation)
+        self.clients = list(run.federation)
         self.server = copy.deepcopy(run.method.network)
         self.personal = {c.id: copy.deepcopy(self.server) for c in self.clients}
         self.h_l = {c.id: dict.fromkeys(c.tasks, INFINITY) for c in self.clients}
@@ -117,14 +117,14 @@ def test_engine_equals_the_papers_algorithm(tmp_path, dropout):
                "text_generation": 0.0}
     config = tiny_experiment(tmp_path, lora={"dropout": dropout}, tap={"margins": margins},
                              methods=["fedavg+post", "tap"], train={"rounds": 5})
-    run = trajectory(config, tmp_path / "run")
+    run = FederatedRun(config, tmp_path / "run")
     # In float64: AdamW divides tiny gradients by tiny numbers and would magnify fp32's rounding.
     run.method.network.double()
     run.method.teacher.double()
     run.method.initial = run.server.blocks = BlockState.extract(run.method.network.blocks)
     oracle = Oracle(run)
     for t in range(config.train.rounds):
-        run._round(t)
+        run.round(t)
         oracle.round(t, [oracle.clients[i] for i in run.server.cohort(t)])
     _same(run.server.blocks, oracle.server.blocks, run.server.blocks)
     events = read_events(tmp_path / "run", "replacement")
@@ -133,7 +133,7 @@ def test_engine_equals_the_papers_algorithm(tmp_path, dropout):
     tap = run.personalizers[1]
     post = run.personalizers[0]
     for client in oracle.clients:
-        personal, h_l, h_p = tap._load(client)
+        personal, h_l, h_p = tap._load(client, config.train.rounds)
         _same(personal, oracle.personal[client.id].blocks, personal)
         for ours, theirs in ((h_l, oracle.h_l[client.id]), (h_p, oracle.h_p[client.id])):
             assert ours == pytest.approx(theirs, abs=1e-6)

@@ -7,7 +7,7 @@ from tapfl.blocks import BlockState
 from tapfl.engine.run import run
 from tapfl.federated.distill import divergence
 from tapfl.tasks import Batch
-from tests.experiment import read_events, tiny_experiment, trajectory
+from tests.experiment import FederatedRun, read_events, tiny_experiment
 
 
 def _margins(value):
@@ -19,9 +19,9 @@ def _margins(value):
 def w_alone(tmp_path_factory):
     """The federated model after five rounds with nobody watching."""
     folder = tmp_path_factory.mktemp("alone")
-    alone = trajectory(tiny_experiment(folder, train={"rounds": 5}, methods=["fedavg"]), folder)
+    alone = FederatedRun(tiny_experiment(folder, train={"rounds": 5}, methods=["fedavg"]), folder)
     for t in range(5):
-        alone._round(t)
+        alone.round(t)
     return alone.server.blocks
 
 
@@ -29,9 +29,9 @@ def w_alone(tmp_path_factory):
 def test_extreme_margins(tmp_path, margin, always, w_alone):
     """Huge: only the first participation replaces. Very negative: every seen task, every time."""
     config = tiny_experiment(tmp_path, train={"rounds": 5}, tap=_margins(margin))
-    watched = trajectory(config, tmp_path)
+    watched = FederatedRun(config, tmp_path)
     for t in range(5):
-        watched._round(t)
+        watched.round(t)
     events = read_events(tmp_path, "replacement")
     first = {}
     for event in events:
@@ -55,22 +55,22 @@ def test_first_participation_is_once_even_where_x_sees_less_than_w(tmp_path):
     """One sample a step: X often misses a task that W saw. It has still been replaced."""
     config = tiny_experiment(tmp_path, tap=_margins(1e6), train={
         "rounds": 8, "cohort": 4, "batch_size": 1, "local_steps": 1})
-    watched = trajectory(config, tmp_path)
+    watched = FederatedRun(config, tmp_path)
     for t in range(8):
-        watched._round(t)
+        watched.round(t)
     replaced = [(e["client"], e["task"]) for e in read_events(tmp_path, "replacement")]
     assert len(replaced) == len(set(replaced))
 
 
 def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
     """Trap 3: all of the task's blocks, experts and stage-2 stacks too, and no others."""
-    run = trajectory(tiny_experiment(tmp_path), tmp_path)
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
     tap = run.personalizers[0]
-    client = run.context.federation.find("shapes")
+    client = run.federation.find("shapes")
     mine = run.method.initial.subset(run.method.owned(client)).clone()
     before = mine.clone()
     w = BlockState({k: v + 1 for k, v in mine.items()}, mine.shapes)
-    tap._replace(client, 0, "agnews", mine, w, 1.0, 2.0)
+    tap._replace(client, 0, "agnews", mine, w, 1.0, 2.0, initial=False)
     changed = {n for n in mine if not torch.equal(mine[n], before[n])}
     assert changed == set(run.method.blocks_of_task("agnews"))
     assert "mome/text_classification/expert/text" in changed
@@ -80,11 +80,11 @@ def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
 
 def test_post_train_is_taps_teacher_bit_for_bit(tmp_path, monkeypatch):
     config = tiny_experiment(tmp_path, methods=["fedavg+post", "tap"])
-    both = trajectory(config, tmp_path)
-    client = both.context.federation[0]
+    both = FederatedRun(config, tmp_path)
+    client = both.federation[0]
     final = both.server.blocks.subset(both.method.owned(client))
     post = both.personalizers[0].after_federation(client, final)
-    both.method._trained = None  # train the teacher afresh
+    both.worker.end_turn(client, -1)  # train the teacher afresh
     both.personalizers[1].after_federation(client, final)
     teacher = BlockState.extract(both.method.teacher.blocks, final)
     assert all(torch.equal(post[n], teacher[n]) for n in final)
@@ -93,34 +93,34 @@ def test_post_train_is_taps_teacher_bit_for_bit(tmp_path, monkeypatch):
 
 def test_without_distillation_the_teacher_does_not_matter(tmp_path):
     config = tiny_experiment(tmp_path, methods=["tap", "tap-nokd"])
-    both = trajectory(config, tmp_path)
-    client = both.context.federation.find("words")
+    both = FederatedRun(config, tmp_path)
+    client = both.federation.find("words")
     final = both.server.blocks.subset(both.method.owned(client))
     taught, untaught = (p.after_federation(client, final) for p in both.personalizers)
     assert any(not torch.equal(taught[n], untaught[n]) for n in final)
     both.method.post_train = lambda *_: final  # another teacher
-    both.method._trained = None
+    both.worker.end_turn(client, -1)
     again = both.personalizers[1].after_federation(client, final)
     assert all(torch.equal(untaught[n], again[n]) for n in final)
 
 
 def test_a_client_that_never_took_part_starts_from_w(tmp_path):
     config = tiny_experiment(tmp_path, train={"rounds": 1, "cohort": 1}, post={"steps": 0})
-    only = trajectory(config, tmp_path)
-    only._round(0)
-    idle = next(c for c in only.context.federation if c.index not in only.server.cohort(0))
+    only = FederatedRun(config, tmp_path)
+    only.round(0)
+    idle = next(c for c in only.federation if c.index not in only.server.cohort(0))
     final = only.server.blocks.subset(only.method.owned(idle))
     personal = only.personalizers[0].after_federation(idle, final)
     assert all(torch.equal(personal[n], final[n]) for n in final)
-    assert all(e["initial"] for e in read_events(tmp_path, "replacement"))
+    assert all(e.initial for e in only.worker.drain())
 
 
 def test_histories_survive_on_disk(tmp_path):
-    some = trajectory(tiny_experiment(tmp_path), tmp_path)
-    some._round(0)
+    some = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    some.round(0)
     tap = some.personalizers[0]
-    client = some.context.federation[some.server.cohort(0)[0]]
-    _, federated, personal = tap._load(client)
+    client = some.federation[some.server.cohort(0)[0]]
+    _, federated, personal = tap._load(client, 1)
     assert any(math.isfinite(v) for v in personal.values())
     assert set(federated) == set(personal) == set(client.tasks)
 
@@ -129,15 +129,15 @@ def test_validation_criterion(tmp_path):
     """Histories hold losses on held-out samples, which are never trained on."""
     config = tiny_experiment(tmp_path, tap={"criterion": "validation"},
                              federation={"holdout": 0.25})
-    some = trajectory(config, tmp_path)
-    client = some.context.federation.find("news")
+    some = FederatedRun(config, tmp_path)
+    client = some.federation.find("news")
     (data, held), (_, kept) = client.data.holdout[0], client.data.holdings[0]
     assert len(held) == 3
     assert not set(held) & set(kept)
-    some._round(0)
+    some.round(0)
     for index in some.server.cohort(0):
-        client = some.context.federation[index]
-        personal, _, history = some.personalizers[0]._load(client)
+        client = some.federation[index]
+        personal, _, history = some.personalizers[0]._load(client, 1)
         personal.load_into(some.method.network.blocks)
         network = some.method.network.eval()
         for data, rows in client.data.holdout:
@@ -178,7 +178,7 @@ def test_variants_of_tap_train_the_same_x_once(tmp_path, monkeypatch):
 
     def rows(methods, name):
         config = tiny_experiment(tmp_path, methods=methods)
-        return trajectory(config, tmp_path / name).run(False)
+        return FederatedRun(config, tmp_path / name).run()
 
     alone = [rows([method], method) for method in ("tap", "tap-nokd")]
     counted = []
