@@ -109,8 +109,8 @@ def _clients(summary: dict[str, Any]) -> list[str]:
     lines.append(_row("mean", summary["mean"]) + "  (%: mean of ratios)")
     if summary["paper"]:
         lines += [_row("paper", summary["paper"]) + "  (%: mean of ratios)",
-                  "paper: its mean client; totals, percentages and GiB as published, trainable is "
-                  "the difference of its two totals."]
+                  "paper: its mean client; totals, percentages and memory (its GB are GiB) as "
+                  "published, trainable is the difference of its two totals."]
     return lines
 
 
