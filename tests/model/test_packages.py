@@ -1,6 +1,8 @@
 import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from tapfl.errors import TapflError
 from tapfl.model import packages
 from tapfl.model.encoder import MEAN, STD
 from tapfl.model.foundation import build_foundation, load_tokenizer
-from tapfl.model.onnx import write_dinov2
+from tapfl.model.onnx import read_vit, write_dinov2
 from tapfl.model.packages import MINILM, PACKAGES, VIT, is_installed, resolve
 
 both = pytest.mark.skipif(not (is_installed(MINILM) and is_installed(VIT)),
@@ -81,7 +83,60 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("content", [b"", b"\x3a\x05abc", b"\x07", b"\x3a\x02\x0a\x00"])
 def test_what_is_no_vision_transformer(tmp_path, content):
+    pytest.importorskip("onnx")
     (tmp_path / "x.onnx").write_bytes(content)
-    with pytest.raises(TapflError, match="no vision transformer"):
+    with pytest.raises(TapflError, match=r"x\.onnx: no vision transformer") as caught:
         write_dinov2(tmp_path / "x.onnx", tmp_path / "out")
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
+
+
+def _traced(tensors):
+    """The graph of a traced model with one linear layer, and what its positions are made of."""
+    onnx = pytest.importorskip("onnx")
+    from onnx import helper, numpy_helper
+
+    reads = {"/backbone/layer/MatMul": ["x", "onnx::MatMul_7"],
+             "/backbone/embeddings/Concat_6": ["first", "x"],
+             "/backbone/embeddings/Reshape_1": ["grid", "x"], "/head/MatMul": ["x", "head"]}
+    nodes = [helper.make_node("MatMul", names, [f"out{i}"], name=name)
+             for i, (name, names) in enumerate(reads.items())]
+    return onnx, helper.make_model(helper.make_graph(
+        nodes, "vit", [], [], [numpy_helper.from_array(v, k) for k, v in tensors.items()]))
+
+
+TRACED = {
+    "backbone.layer.bias": np.arange(3, dtype=np.float32), "head": np.ones((3, 3), np.float32),
+    "onnx::MatMul_7": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "first": np.ones((1, 1, 4), np.float32), "grid": np.zeros((1, 9, 4), np.float32),
+    "backbone.shape": np.array([1, 2]),
+}
+
+
+def test_tensors_get_their_names_from_the_nodes_that_use_them(tmp_path):
+    onnx, model = _traced(TRACED)
+    onnx.save(model, tmp_path / "x.onnx")
+    state = read_vit(tmp_path / "x.onnx")
+    assert set(state) == {"layer.bias", "layer.weight", "embeddings.position_embeddings"}
+    np.testing.assert_array_equal(state["layer.weight"], TRACED["onnx::MatMul_7"].T)
+    positions = state["embeddings.position_embeddings"]
+    assert positions.shape == (1, 10, 4)
+    assert positions[0, 0].sum() == 4
+    assert positions[0, 1:].sum() == 0
+
+
+def test_no_other_file_is_read(tmp_path, monkeypatch):
+    onnx, model = _traced(TRACED)
+    onnx.save(model, tmp_path / "x.onnx", save_as_external_data=True, location="weights.bin",
+              size_threshold=0)
+    assert (tmp_path / "weights.bin").is_file()
+    monkeypatch.chdir(tmp_path)  # a place where a tensor's file would be found
+    with pytest.raises(TapflError, match="no vision transformer"):
+        read_vit(tmp_path / "x.onnx")
+
+
+def test_a_missing_onnx_package_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(TapflError, match=r"x\.onnx: .*pip install 'onnx") as caught:
+        write_dinov2(tmp_path / "x.onnx", tmp_path / "out")
+    assert "\n" not in str(caught.value)

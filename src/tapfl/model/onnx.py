@@ -1,13 +1,8 @@
-"""Read a vision transformer out of an ONNX file: tensors only, no library, nothing is run.
-
-An ONNX file is a protobuf message. Of it we need the graph's tensors and, because a traced model
-stores the weights of its linear layers without names, the nodes that use them.
-"""
+"""Read a vision transformer out of an ONNX file: tensors only, nothing is run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +12,6 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from tapfl.errors import TapflError
-
-# Numbers of the fields that are read, by message.
-GRAPH = 7
-NODE, INITIALIZER = 1, 5
-NODE_INPUT, NODE_NAME = 1, 3
-DIMS, KIND, NAME, RAW = 1, 2, 8, 9
-FLOAT32 = 1
 
 Array = NDArray[np.float32]
 PLACE = "/backbone/"
@@ -37,10 +25,7 @@ IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.2
 
 def write_dinov2(file: Path, folder: Path) -> None:
     """Write the ViT of an ONNX file as a folder that the transformers library reads."""
-    try:
-        state = read_vit(file)
-    except (ValueError, IndexError, KeyError, StopIteration) as error:
-        raise TapflError(f"{file}: no vision transformer can be read from it ({error})") from None
+    state = read_vit(file)
     folder.mkdir(parents=True, exist_ok=True)
     save_file({name: torch.from_numpy(value.copy()) for name, value in state.items()},
               str(folder / "model.safetensors"), {"format": "pt"})
@@ -50,21 +35,29 @@ def write_dinov2(file: Path, folder: Path) -> None:
 
 def read_vit(file: Path) -> dict[str, Array]:
     """Return the tensors of the module ``backbone`` by their names in the library."""
-    graph = next(value for number, value in _fields(memoryview(file.read_bytes()))
-                 if number == GRAPH)
-    tensors: dict[str, Array] = {}
-    inputs: dict[str, list[str]] = {}
-    for number, value in _fields(graph):
-        if number == INITIALIZER:
-            name, array = _tensor(value)
-            tensors[name] = array
-        elif number == NODE:
-            name, inputs_of = _node(value)
-            inputs[name] = inputs_of
+    onnx = _import_onnx(file)
+    from google.protobuf.message import DecodeError
+
+    try:
+        graph = onnx.load(str(file), load_external_data=False).graph
+        # No weight is of another type than float, and none is read from another file: only this
+        # one's checksum was verified.
+        tensors = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer
+                   if t.data_type == onnx.TensorProto.FLOAT
+                   and t.data_location != onnx.TensorProto.EXTERNAL}
+        return _vit(tensors, {node.name: list(node.input) for node in graph.node})
+    except (DecodeError, OSError, ValueError, IndexError, KeyError) as error:
+        raise TapflError(f"{file}: no vision transformer can be read from it "
+                         f"({type(error).__name__}: {error})") from None
+
+
+def _vit(tensors: dict[str, Array], inputs: dict[str, list[str]]) -> dict[str, Array]:
+    """Name the tensors; ``inputs`` has what every node reads."""
     state = {name.removeprefix("backbone."): value for name, value in tensors.items()
              if name.startswith("backbone.")}
     for node, names in inputs.items():
-        # The product of a linear layer knows the layer's place; its weight is stored transposed.
+        # A traced model stores the weights of linear layers without names and transposed: the
+        # product that uses one has the layer's name.
         if node.startswith(PLACE) and node.endswith("/MatMul") and names[1] in tensors:
             place = node.removeprefix(PLACE).removesuffix("MatMul").replace("/", ".")
             state[f"{place}weight"] = tensors[names[1]].T
@@ -74,56 +67,12 @@ def read_vit(file: Path) -> dict[str, Array]:
     return state
 
 
-def _node(message: memoryview) -> tuple[str, list[str]]:
-    name, inputs = "", []
-    for number, value in _fields(message):
-        if number == NODE_INPUT:
-            inputs.append(bytes(value).decode())
-        elif number == NODE_NAME:
-            name = bytes(value).decode()
-    return name, inputs
-
-
-def _tensor(message: memoryview) -> tuple[str, Array]:
-    name, kind, dims, raw = "", 0, list[int](), memoryview(b"")
-    for number, value in _fields(message):
-        if number == DIMS:
-            dims.append(value)
-        elif number == KIND:
-            kind = value
-        elif number == NAME:
-            name = bytes(value).decode()
-        elif number == RAW:
-            raw = value
-    if kind != FLOAT32 or not raw:
-        return name, np.zeros(0, np.float32)  # constants of the graph; no weight is one
-    return name, np.frombuffer(raw, "<f4").reshape(dims)
-
-
-def _fields(message: memoryview) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the value of every field; whole numbers come as such."""
-    at = 0
-    while at < len(message):
-        key, at = _number(message, at)
-        if key & 7 == 0:
-            value, at = _number(message, at)
-            yield key >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(key & 7)
-        if key & 7 == 2:
-            size, at = _number(message, at)
-        if size is None or at + size > len(message):
-            raise ValueError(f"not a protobuf message: byte {at}")
-        yield key >> 3, message[at:at + size]
-        at += size
-
-
-def _number(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and where it ends."""
-    value = shift = 0
-    while True:
-        byte = message[at]
-        at, value = at + 1, value | (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
+def _import_onnx(file: Path) -> Any:
+    """Import the package where it is used: only one kind of weights needs it."""
+    try:
+        import onnx
+        import onnx.numpy_helper
+    except ImportError as error:
+        raise TapflError(f"{file}: reading it needs the package onnx, which cannot be imported "
+                         f"({error}): pip install 'onnx>=1.20,<2'") from None
+    return onnx

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -11,15 +12,15 @@ from tapfl.data.federation import load_federation
 from tapfl.model.network import build_network
 from tapfl.tasks import Task
 
-# The paper's memory table: averages over clients, without and with TAP's second copy.
+# The paper's memory table: averages over clients, without and with TAP's second copy. Its
+# percentages are means of the clients' ratios, not ratios of the means; its "GB" are GiB.
 PAPER = {
-    "flava": {"total": 310_559_996.40, "trainable_percent": 10.3347, "gigabytes": 1.1569,
-              "tap_total": 347_422_994.40, "tap_trainable_percent": 18.1086,
-              "tap_gigabytes": 1.2943},
-    "vilt": {"total": 186_171_919.0, "trainable_percent": 18.1841, "gigabytes": 0.6935,
-             "tap_total": 224_296_094.0, "tap_trainable_percent": 29.7824,
-             "tap_gigabytes": 0.8357},
+    "flava": {"total": 310_559_996.40, "trainable_percent": 10.3347, "gib": 1.1569,
+              "tap_total": 347_422_994.40, "tap_trainable_percent": 18.1086, "tap_gib": 1.2943},
+    "vilt": {"total": 186_171_919.0, "trainable_percent": 18.1841, "gib": 0.6935,
+             "tap_total": 224_296_094.0, "tap_trainable_percent": 29.7824, "tap_gib": 0.8357},
 }
+MIB, GIB = 2**20, 2**30
 
 
 def summarize(config: Config) -> dict[str, Any]:
@@ -42,8 +43,23 @@ def summarize(config: Config) -> dict[str, Any]:
         "backbone": config.backbone.model_dump(), "total": server["total"],
         "trainable": server["trainable"], "frozen": server["frozen"],
         "bytes": 4 * server["total"], "blocks": blocks, "clients": clients,
+        "mean": _mean(clients),
         "paper": PAPER.get(config.foundation.name)
         if config.backbone.kind == "routed" and config.backbone.layers_per_stage == 1 else None,
+    }
+
+
+def _mean(clients: list[dict[str, Any]]) -> dict[str, float]:
+    """Average over clients as the paper's table does: percentages are means of ratios."""
+    def mean(values: Iterable[float]) -> float:
+        return sum(values) / len(clients)
+
+    total, tap_total = (mean(c[key] for c in clients) for key in ("total", "with_tap"))
+    return {
+        "total": total, "gib": 4 * total / GIB,
+        "trainable_percent": 100 * mean(c["trainable"] / c["total"] for c in clients),
+        "tap_total": tap_total, "tap_gib": 4 * tap_total / GIB,
+        "tap_trainable_percent": 100 * mean(2 * c["trainable"] / c["with_tap"] for c in clients),
     }
 
 
@@ -68,38 +84,38 @@ def render(summary: dict[str, Any], preset: str) -> str:
         f"backbone {summary['backbone']['kind']}, "
         f"{summary['backbone']['layers_per_stage']} layer(s) per stage",
         "",
-        f"{'server':<34}{'parameters':>14}{'MB (fp32)':>12}",
+        f"{'server':<34}{'parameters':>14}{'GiB (fp32)':>12}",
     ]
     for name in ("total", "frozen", "trainable"):
-        lines.append(f"  {name:<32}{summary[name]:>14,}{summary[name] * 4 / 1e6:>12,.1f}")
-    lines += ["", f"{'block':<48}{'parameters':>14}{'MB (fp32)':>12}{'share of trainable':>20}"]
+        lines.append(f"  {name:<32}{summary[name]:>14,}{summary[name] * 4 / GIB:>12,.4f}")
+    lines += ["", f"{'block':<48}{'parameters':>14}{'MiB (fp32)':>12}{'share of trainable':>20}"]
     for name, count in summary["blocks"].items():
-        lines.append(f"  {name:<46}{count:>14,}{count * 4 / 1e6:>12,.3f}"
+        lines.append(f"  {name:<46}{count:>14,}{count * 4 / MIB:>12,.3f}"
                      f"{count / summary['trainable']:>20.1%}")
-    lines += ["", f"{'client':<8}{'total':>14}{'trainable':>13}{'%':>7}{'with TAP':>14}{'%':>7}"
-                  f"{'MB':>9}{'MB TAP':>9}  tasks"]
-    for client in summary["clients"]:
-        lines.append(_row(client["name"], client["total"], client["trainable"],
-                          client["with_tap"], 2 * client["trainable"] / client["with_tap"])
-                     + "  " + ", ".join(client["tasks"]))
-    count = len(summary["clients"])
-    mean = {k: sum(c[k] for c in summary["clients"]) / count
-            for k in ("total", "trainable", "with_tap")}
-    lines.append(_row("mean", mean["total"], mean["trainable"], mean["with_tap"],
-                      2 * mean["trainable"] / mean["with_tap"]))
-    paper = summary["paper"]
-    if paper:
-        lines.append(_row("paper", paper["total"],
-                          paper["total"] * paper["trainable_percent"] / 100, paper["tap_total"],
-                          paper["tap_trainable_percent"] / 100) + "  (mean client, as published)")
-    lines += ["", "A process that simulates many clients holds the frozen base once; one more "
+    lines += ["", *_clients(summary),
+              "", "A process that simulates many clients holds the frozen base once; one more "
                   "client costs its trainable parameters (twice with TAP)."]
     if summary["random"]:
         lines.append("Weights are random: results made with this model say so.")
     return "\n".join(lines)
 
 
-def _row(name: str, total: float, trainable: float, with_tap: float, tap_share: float) -> str:
-    return (f"{name:<8}{total:>14,.0f}{trainable:>13,.0f}{trainable / total:>7.1%}"
-            f"{with_tap:>14,.0f}{tap_share:>7.1%}{total * 4 / 1e6:>9,.1f}"
-            f"{with_tap * 4 / 1e6:>9,.1f}")
+def _clients(summary: dict[str, Any]) -> list[str]:
+    """Return a row for every client, their mean, and the paper's mean beside it."""
+    lines = [f"{'client':<8}{'total':>14}{'trainable':>13}{'%':>8}{'with TAP':>14}{'%':>8}"
+             f"{'GiB':>9}{'GiB TAP':>9}  tasks"]
+    for client in summary["clients"]:
+        lines.append(_row(client["name"], _mean([client])) + "  " + ", ".join(client["tasks"]))
+    lines.append(_row("mean", summary["mean"]) + "  (%: mean of ratios)")
+    if summary["paper"]:
+        lines += [_row("paper", summary["paper"]) + "  (%: mean of ratios)",
+                  "paper: its mean client; totals, percentages and memory (its GB are GiB) as "
+                  "published, trainable is the difference of its two totals."]
+    return lines
+
+
+def _row(name: str, of: dict[str, float]) -> str:
+    trainable = of["tap_total"] - of["total"]  # TAP keeps a second copy of what trains
+    return (f"{name:<8}{of['total']:>14,.0f}{trainable:>13,.0f}{of['trainable_percent']:>8.2f}"
+            f"{of['tap_total']:>14,.0f}{of['tap_trainable_percent']:>8.2f}"
+            f"{of['gib']:>9.4f}{of['tap_gib']:>9.4f}")

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ from tapfl.model.packages import resolve
 
 _FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
                 "max_position_embeddings": "text"}
+# The encoders of a random pair whose architecture is not given: a small ViT, and MiniLM's size.
+# They are here and not in the preset, where they would stand in the way of real weights.
+_PAIR = {
+    "image": {"model_type": "vit", "hidden_size": 384, "num_hidden_layers": 12,
+              "num_attention_heads": 6, "intermediate_size": 1536, "patch_size": 16,
+              "image_size": 224},
+    "text": {"model_type": "bert", "hidden_size": 384, "num_hidden_layers": 6,
+             "num_attention_heads": 12, "intermediate_size": 1536, "vocab_size": 30522},
+}
 
 
 def flava_fields(fields: dict[str, Any]) -> dict[str, Any]:
@@ -36,23 +45,28 @@ def flava_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Source:
-    """A model class of the library, and the hub id whose configuration is the class's default."""
+    """A model class of the library, and the hub id whose configuration is the class's default.
+
+    ``default`` are the fields of a random model for which none are given.
+    """
 
     model_class: str
     model_type: str
     published: str = ""
     spread: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    default: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def auto(cls, modality: str) -> Source:
-        """Return any model of the library; ``model_type`` is what random weights default to."""
-        return cls("AutoModel", "vit" if modality == "image" else "bert")
+        """Return any model of the library, as one part of a pair."""
+        default = _PAIR[modality]
+        return cls("AutoModel", str(default["model_type"]), default=default)
 
     def configure(self, fields: dict[str, Any]) -> Any:
         """Return a configuration with these fields."""
         from transformers import AutoConfig
 
-        fields = dict(fields)
+        fields = dict(fields or self.default)
         kind = fields.pop("model_type", self.model_type)
         with as_tapfl_error("foundation.architecture: no such configuration"):
             plain = AutoConfig.for_model(kind)

@@ -1,0 +1,73 @@
+"""The package's metadata: what it imports is declared, and what it reads is in the wheel."""
+
+import ast
+import re
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "tapfl"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# Modules whose distribution has another name.
+DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "google": "protobuf"}
+
+
+def _name(requirement):
+    return re.split(r"[^\w.-]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+def _imports(body):
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module
+
+
+def _third_party(nodes):
+    modules = {name.partition(".")[0] for name in _imports(nodes)}
+    return {DISTRIBUTIONS.get(m, m).lower().replace("_", "-")
+            for m in modules - set(sys.stdlib_module_names) - {"tapfl"}}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")),
+                         ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_are_declared(path):
+    tree = ast.parse(path.read_text())
+    always = {_name(r) for r in PROJECT["dependencies"]}
+    extras = {_name(r) for rs in PROJECT["optional-dependencies"].values() for r in rs}
+    # Kernels are imported only where Triton is installed, which comes with torch on Linux.
+    allowed = always | ({"triton"} if "kernels" in path.parts else set())
+    assert _third_party(tree.body) <= allowed
+    assert _third_party(ast.walk(tree)) <= allowed | extras
+
+
+def test_files_that_are_no_code_are_in_the_wheel():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = settings["package-data"]["tapfl"]
+    files = [str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*")
+             if p.is_file() and p.suffix not in (".py", ".pyc")]
+    assert {"py.typed", "presets/flava-100.yaml", "assets/mini.safetensors"} <= set(files)
+    assert [f for f in files if not any(fnmatch(f, p) for p in patterns)] == []
+
+
+def test_the_pinned_versions_satisfy_the_declared_ranges():
+    packaging = pytest.importorskip("packaging.requirements")
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()
+                if "==" in line and not line.startswith("#"))
+    pins = {_name(name): version for name, version in pins.items()}
+    declared = [*PROJECT["dependencies"],
+                *(r for rs in PROJECT["optional-dependencies"].values() for r in rs)]
+    checked = 0
+    for requirement in map(packaging.Requirement, declared):
+        name = _name(requirement.name)
+        if name in pins:
+            assert requirement.specifier.contains(pins[name]), requirement
+            checked += 1
+    assert checked > 10
+    # Libraries that are used beside it do not all allow protobuf 7.
+    assert int(pins["protobuf"].partition(".")[0]) < 7
