@@ -13,6 +13,7 @@ from tapfl.engine.registry import plan
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.evaluate import Evaluator
+from tapfl.events import nobody
 from tapfl.federated.server import Server
 from tests.conftest import FLAVA
 
@@ -74,7 +75,7 @@ class FederatedRun:
             each.name, each.config, self.federation.members, self.server, self.method.exchanged,
             InProcess(self.worker, self.federation),
             Checkpoints(folder / "state" / "checkpoints", each.name), self.log,
-            folder / "state" / "final", self.log)
+            folder / "state" / "final", nobody)
 
     def round(self, round_):
         self.rounds.round(round_)

@@ -1,5 +1,6 @@
 import pytest
 
+from tapfl.config import Config
 from tapfl.engine.registry import plan
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
@@ -24,12 +25,16 @@ class Other:
 """
 
 
+def config(methods, **sections):
+    return Config.model_validate({"methods": methods, **sections})
+
+
 def test_one_federated_run_feeds_all_its_personalizers():
-    plans = plan(["local", "fedavg", "fedavg+post", "tap", "tap-nokd", "disentafl+tap"])
-    assert [(p.federated, p.plain, [n for n, _ in p.personalizers]) for p in plans] == [
-        ("local", "local", []),
-        ("fedavg", "fedavg", ["fedavg+post", "tap", "tap-nokd"]),
-        ("disentafl", None, ["disentafl+tap"]),
+    plans = plan(config(["local", "fedavg", "fedavg+post", "tap", "tap-nokd", "disentafl+tap"]))
+    assert [(p.name, p.plain, [s.name for s, _ in p.personalizers]) for p in plans] == [
+        ("local", True, []),
+        ("fedavg", True, ["fedavg+post", "tap", "tap-nokd"]),
+        ("disentafl", False, ["disentafl+tap"]),
     ]
     assert plans[1].method is FedAvg
     assert plans[1].personalizers[1][1] is Tap
@@ -57,4 +62,4 @@ def test_bad_methods(tmp_path, names, message):
     (tmp_path / "mymethods2.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(TapflError, match=message):
-        plan(names, tmp_path)
+        plan(config(names), tmp_path)

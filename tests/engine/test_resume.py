@@ -11,13 +11,13 @@ import time
 import pytest
 import torch
 
+from tapfl.blocks import BlockState
 from tapfl.config import CheckpointConfig
-from tapfl.engine import store as store_module
-from tapfl.engine.inprocess import Trajectory
+from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.run import run
-from tapfl.engine.store import Store
-from tapfl.engine.watch import Watch
+from tapfl.engine.turn import ClientTurn
 from tapfl.errors import TapflError
+from tapfl.events import ClientFinished, Message, RoundEnded
 from tests.experiment import read_events, tiny_experiment
 
 
@@ -76,22 +76,23 @@ def test_killed_at_ten_random_points(tmp_path):
         assert _stable(stormy, event) == _stable(calm, event)
 
 
-class Stop(Watch):
+class Stop:
     """Press Ctrl-C in the middle of things."""
 
     def __init__(self, at_round=None, at_client=None):
         self.at_round, self.at_client, self.said = at_round, at_client, []
 
-    def round(self, round_, cohort, losses, replacements, refused):
-        if round_ == self.at_round:
+    def __call__(self, event):
+        if isinstance(event, Message):
+            self.said.append(str(event))
+        if isinstance(event, RoundEnded) and event.round == self.at_round:
+            raise KeyboardInterrupt
+        if isinstance(event, ClientFinished) and event.done == self.at_client:
             raise KeyboardInterrupt
 
-    def client(self, client, done, clients):
-        if done == self.at_client:
-            raise KeyboardInterrupt
 
-    def say(self, message):
-        self.said.append(message)
+def newest_checkpoint(out, method="fedavg"):
+    return Checkpoints(out / "state" / method / "checkpoints", method).newest
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_the_time_of_a_killed_piece_counts(tmp_path, calm):
     """A killed process leaves when it began; how long it lived, its last event tells."""
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        run(calm[0], out, watch=Stop(at_round=3))
+        run(calm[0], out, notify=Stop(at_round=3))
     record = json.loads((out / "run.json").read_text())
     assert "began" not in record
     began = (out / "events.jsonl").stat().st_mtime - 1000
@@ -121,11 +122,10 @@ def test_the_time_of_a_killed_piece_counts(tmp_path, calm):
 def test_ctrl_c_commits_and_resumes(tmp_path, calm, stop):
     config, expected = calm
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", watch=stop)
+        run(config, tmp_path / "out", notify=stop)
     assert not json.loads((tmp_path / "out" / "run.json").read_text())["finished"]
     if stop.at_round is not None:
-        store = Store(tmp_path / "out" / "state" / "fedavg")
-        assert store.restore()[1]["round"] == stop.at_round
+        assert newest_checkpoint(tmp_path / "out") == stop.at_round
     run(config, tmp_path / "out", resume=True)
     for name in ("results.csv",):
         assert (tmp_path / "out" / name).read_bytes() == (expected / name).read_bytes()
@@ -135,7 +135,7 @@ def test_ctrl_c_commits_and_resumes(tmp_path, calm, stop):
 def test_ctrl_c_in_the_middle_of_a_round(tmp_path, calm, monkeypatch):
     """The half-finished round leaves no trace, in no file."""
     config, expected = calm
-    real, turns = Trajectory._client, [0]
+    real, turns = ClientTurn.personalize, [0]
 
     def client(self, *arguments):
         result = real(self, *arguments)
@@ -144,10 +144,10 @@ def test_ctrl_c_in_the_middle_of_a_round(tmp_path, calm, monkeypatch):
             raise KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Trajectory, "_client", client)
+    monkeypatch.setattr(ClientTurn, "personalize", client)
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "out")
-    assert Store(tmp_path / "out/state/fedavg").restore()[1]["round"] == 2
+    assert newest_checkpoint(tmp_path / "out") == 2
     run(config, tmp_path / "out", resume=True)
     assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
     assert _stable(tmp_path / "out", None) == _stable(expected, None)
@@ -157,7 +157,7 @@ def test_crash_then_ctrl_c_before_the_first_checkpoint(tmp_path, calm, monkeypat
     """A segment of events that no checkpoint knows of is forgotten, not padded."""
     config, expected = calm
     config = config.model_copy(update={"checkpoint": CheckpointConfig(every=100)})
-    out, real, turns = tmp_path / "out", Trajectory._client, [0]
+    out, real, turns = tmp_path / "out", ClientTurn.personalize, [0]
 
     def client(self, *arguments):
         result = real(self, *arguments)
@@ -166,7 +166,7 @@ def test_crash_then_ctrl_c_before_the_first_checkpoint(tmp_path, calm, monkeypat
             raise RuntimeError("crash") if turns[0] == 5 else KeyboardInterrupt
         return result
 
-    monkeypatch.setattr(Trajectory, "_client", client)
+    monkeypatch.setattr(ClientTurn, "personalize", client)
     with pytest.raises(RuntimeError, match="crash"):
         run(config, out)
     with pytest.raises(KeyboardInterrupt):
@@ -179,7 +179,7 @@ def test_crash_then_ctrl_c_before_the_first_checkpoint(tmp_path, calm, monkeypat
 def test_damaged_records(tmp_path, calm):
     config, expected = calm
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", watch=Stop(at_client=2))
+        run(config, tmp_path / "out", notify=Stop(at_client=2))
     final = sorted((tmp_path / "out/state/fedavg/final").glob("*.json"))
     final[0].write_text("{")
     run(config, tmp_path / "out", resume=True)
@@ -197,7 +197,7 @@ def test_damaged_records(tmp_path, calm):
 def test_a_changed_federation_file(tmp_path):
     config = tiny_experiment(tmp_path, train={"rounds": 2})
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", watch=Stop(at_round=0))
+        run(config, tmp_path / "out", notify=Stop(at_round=0))
     path = tmp_path / "federation.yaml"
     path.write_text(path.read_text().replace("agnews: 1/2}}", "agnews: 1/3}}"))
     with pytest.raises(TapflError, match="the federation file has changed"):
@@ -224,13 +224,13 @@ def test_a_complete_run_stays_as_it_is(calm):
 def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, calm):
     config, expected = calm
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", watch=Stop(at_round=5))
+        run(config, tmp_path / "out", notify=Stop(at_round=5))
     newest = sorted((tmp_path / "out/state/fedavg/checkpoints").glob("*.safetensors"))[-1]
     data = bytearray(newest.read_bytes())
     data[-5] ^= 0xFF
     newest.write_bytes(data)
     watch = Stop()
-    run(config, tmp_path / "out", resume=True, watch=watch)
+    run(config, tmp_path / "out", resume=True, notify=watch)
     assert "damaged" in watch.said[0]
     assert "going back to round" in watch.said[0]
     assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
@@ -239,7 +239,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, calm):
 def test_no_sound_checkpoint_is_one_clear_line(tmp_path, calm):
     config, _ = calm
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", watch=Stop(at_round=5))
+        run(config, tmp_path / "out", notify=Stop(at_round=5))
     for path in (tmp_path / "out/state/fedavg/checkpoints").glob("*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(TapflError, match="no sound checkpoint is left"):
@@ -249,7 +249,7 @@ def test_no_sound_checkpoint_is_one_clear_line(tmp_path, calm):
 def test_full_disk(tmp_path, calm, monkeypatch):
     """The write that fails says so; what was written before still loads."""
     config, expected = calm
-    real, count = store_module.BlockState.save, [0]
+    real, count = BlockState.save, [0]
 
     def save(self, path, metadata=None):
         count[0] += 1
@@ -257,7 +257,7 @@ def test_full_disk(tmp_path, calm, monkeypatch):
             raise OSError(28, "No space left on device")
         real(self, path, metadata)
 
-    monkeypatch.setattr(store_module.BlockState, "save", save)
+    monkeypatch.setattr(BlockState, "save", save)
     with pytest.raises(TapflError, match=r"cannot be written .*No space left.*--resume"):
         run(config, tmp_path / "out")
     assert not list((tmp_path / "out").rglob("*.partial"))
@@ -345,12 +345,8 @@ def test_a_run_is_not_resumed_with_other_data_or_metrics(tmp_path):
     config = tiny_experiment(tmp_path, federation={"file": str(federation)},
                              train={"rounds": 2, "cohort": 1})
 
-    class Stop(Watch):
-        def round(self, *_):
-            raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "run", watch=Stop())
+        run(config, tmp_path / "run", notify=Stop(at_round=0))
     whole = path.read_text()
     path.write_text(whole.replace("text 3", "other words"))
     with pytest.raises(TapflError, match="started with other data"):

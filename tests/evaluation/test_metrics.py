@@ -5,7 +5,7 @@ import pytest
 from tapfl.config import EvaluationConfig, load_config
 from tapfl.errors import TapflError
 from tapfl.evaluation import bertscore, meteor
-from tapfl.evaluation.metrics import TextMetric, exact_match, plain, text_metrics, token_f1
+from tapfl.evaluation.metrics import TextMetric, exact_match, metric_kind, text_metrics, token_f1
 from tapfl.model.packages import MINILM, is_installed, resolve
 
 WRITTEN = ["Answer: yes", "the dog runs over a green field in the morning sun", "", "a",
@@ -36,7 +36,7 @@ def test_empty_strings_score_nothing_and_pairs_are_scored_once():
 
 
 def test_what_a_metric_is_called():
-    assert plain("general_bertscore(m,6)") == "bertscore"
+    assert metric_kind("general_bertscore(m,6)") == "bertscore"
     with pytest.raises(TapflError, match="evaluation"):
         load_config("quickstart", ["evaluation.metrics=[bleu]"])
 

@@ -10,7 +10,7 @@ from tapfl.blocks import BlockState
 from tapfl.data.batches import ROW_STEP, TaskBatch, bucket_length, prefetch
 from tapfl.federated.distill import divergence
 from tapfl.federated.stepper import Stepper, _copy, _own, _Recorded, graph_safe
-from tapfl.federated.training import local_training, task_objective
+from tapfl.federated.training import local_training, minimise, task_objective
 from tests.experiment import FederatedRun, tiny_experiment
 
 
@@ -32,14 +32,16 @@ class Played(Stepper):
 @pytest.fixture
 def method(tmp_path):
     config = tiny_experiment(tmp_path, methods=["fedavg"], lora={"dropout": 0.0})
-    return FederatedRun(config, tmp_path).method
+    run = FederatedRun(config, tmp_path)
+    run.method.federation = run.federation
+    return run.method
 
 
 def train(method, client, stepper, objective=task_objective, steps=6):
     method.initial.load_into(method.network.blocks)
     method.network.__dict__["_stepper"] = stepper
     losses = local_training(method.context, method.network, client, method.owned(client),
-                            steps=steps, lr=1e-2, round_=0, role="test", objective=objective)
+                            steps=steps, lr=1e-2, round_=0, role="test", step=minimise(objective))
     return losses, BlockState.extract(method.network.blocks, method.owned(client))
 
 
@@ -93,7 +95,7 @@ def test_only_the_named_blocks_train(method, graphs):
     method.initial.load_into(method.network.blocks)
     method.network.__dict__["_stepper"] = stepper
     local_training(method.context, method.network, client, ["decoder/agnews"], steps=5, lr=1e-2,
-                   round_=0, role="test")
+                   round_=0, role="test", step=minimise(task_objective))
     now = BlockState.extract(method.network.blocks)
     moved = {name for name in now if not torch.equal(now[name], method.initial[name])}
     assert moved == {"decoder/agnews"}

@@ -40,7 +40,7 @@ class Rounds:
     """One federated run, seen from the server.
 
     ``exchanged`` says which blocks travel to and from a member; ``final`` is the folder for what
-    clients report in the end; ``log`` is one of those whom ``notify`` reaches.
+    clients report in the end. Events go to the ``log`` first, then to ``notify``.
     """
 
     name: str
@@ -93,15 +93,18 @@ class Rounds:
                     losses.setdefault(task, []).append(loss)
         traffic = {"bytes_up": self.server.bytes_up, "bytes_down": self.server.bytes_down}
         contributors = self.server.aggregate()
-        # 3. What happened: client by client, then the round.
-        for event in (e for member in cohort for e in events[member.id]):
-            self.notify(event)
-        self.notify(RoundEnded(
+        # 3. What happened, client by client: written down, then shown.
+        happened = [event for member in cohort for event in events[member.id]]
+        happened.append(RoundEnded(
             self.name, round_, [member.id for member in cohort], self.config.train.rate(round_),
             {task: sum(values) / len(values) for task, values in losses.items()}, **traffic,
             seconds=time.perf_counter() - started,
             contributors={name: contributors[name] for name in sorted(contributors)}))
+        for event in happened:
+            self.log(event)
         self._complete(round_)
+        for event in happened:
+            self.notify(event)
 
     def _in_order(self, cohort: Sequence[Member], answers: Iterator[Answer],
                   events: dict[str, list[Event]]) -> Iterator[tuple[Member, Update | NoAnswer]]:

@@ -162,7 +162,6 @@ class _Run:
                         max_samples=config.federation.max_samples)
 
         def notify(event: Event) -> None:
-            log(event)
             if isinstance(event, RoundEnded | ClientFinished):
                 self.folder.keep()
             self.notify(event)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tapfl.blocks import BlockState
-from tapfl.engine import store as store_module
-from tapfl.engine.store import Store
+from tapfl.engine import clientstore as store_module
+from tapfl.engine.clientstore import ClientStore
 from tapfl.errors import TapflError
 from tests.engine.stores import BYTES, SHAPES, on_disk, state, value, writers
 
@@ -18,49 +18,43 @@ FULL = TapflError("c: cannot be written (No space left on device); make room")
 @pytest.mark.parametrize("call", [
     lambda store: store.save("tap", "z", 1, state(9), {}),
     lambda store: store.flush(),
-    lambda store: store.commit(state(0), {"events": 0}),
     lambda store: store.close(),
-], ids=["save", "flush", "commit", "close"])
+], ids=["save", "flush", "close"])
 def test_an_error_surfaces_once_and_a_later_attempt_succeeds(tmp_path, gate, call):
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     store.save("tap", "before", 0, state(1), {})
-    store.round = 0
-    store.commit(state(0), {"events": 0})
+    store.flush()
     gate.error = FULL
     store.save("tap", "a", 1, state(2), {"n": 2})
     while writers():
         time.sleep(0.01)
-    store.round = 1
     with pytest.raises(TapflError, match="No space left") as caught:
         call(store)
     assert caught.value is FULL
     # Nothing is lost, in memory or on disk, and the round does not count as written.
-    assert value(store.load("tap", "a")) == 2
-    assert value(store.load("tap", "before")) == 1
-    assert store.load("tap", "z") is None
-    assert Store(tmp_path).restore()[1]["round"] == 0
+    assert value(store.load("tap", "a", as_of=99)) == 2
+    assert value(store.load("tap", "before", as_of=99)) == 1
+    assert store.load("tap", "z", as_of=99) is None
+    assert ClientStore(tmp_path).load("tap", "a", as_of=99) is None
     with pytest.raises(TapflError, match="No space left"):
         store.flush()  # it has tried again
     gate.error = None
-    store.commit(state(0), {"events": 0})
     store.close()
-    again = Store(tmp_path)
-    assert again.restore()[1]["round"] == 1
-    assert value(again.load("tap", "a")) == 2
+    again = ClientStore(tmp_path)
+    assert value(again.load("tap", "a", as_of=99)) == 2
     assert on_disk(again) == ["tap/a/000001", "tap/before/000000"]
 
 
 def test_an_error_frees_a_caller_that_is_held_up(tmp_path, gate):
     gate.open.clear()
     gate.error = FULL
-    store = Store(tmp_path, cache_bytes=BYTES)
+    store = ClientStore(tmp_path, cache_bytes=BYTES)
     store.save("tap", "a", 0, state(1), {})
     threading.Timer(0.1, gate.open.set).start()
     with pytest.raises(TapflError, match="No space left"):
         store.save("tap", "b", 0, state(2), {})
-    store.round = 0
-    assert store.load("tap", "b") is None
-    assert value(store.load("tap", "a")) == 1
+    assert store.load("tap", "b", as_of=99) is None
+    assert value(store.load("tap", "a", as_of=99)) == 1
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
@@ -68,7 +62,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store_module.BlockState, "save", save)
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     store.save("tap", "a", 0, state(1), {})
     with pytest.raises(TapflError, match=r"tap/a/000000.*cannot be written .*--resume") as caught:
         store.flush()
@@ -77,7 +71,7 @@ def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
 
 
 def test_closing(tmp_path):
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     store.close()  # nothing was ever written
     store.save("tap", "a", 0, state(1), {})
     store.close()
@@ -85,7 +79,7 @@ def test_closing(tmp_path):
     assert on_disk(store) == ["tap/a/000000"]
     assert not store._files._busy
     assert not store._files._written
-    with Store(tmp_path) as other:
+    with ClientStore(tmp_path) as other:
         other.save("tap", "b", 0, state(1), {})
     assert on_disk(store) == ["tap/a/000000", "tap/b/000000"]
 
@@ -101,7 +95,7 @@ def _leave(store, clients, *others):
 
 def test_leaving_with_an_error_shows_that_error(tmp_path, gate):
     """Not the disk's; and what no checkpoint refers to is not waited for."""
-    store, gate.error = Store(tmp_path), FULL
+    store, gate.error = ClientStore(tmp_path), FULL
     with pytest.raises(KeyError, match="mine"):
         _leave(store, "a")
     assert not store._files._busy
@@ -115,7 +109,7 @@ def test_leaving_with_an_error_shows_that_error(tmp_path, gate):
 
 
 def test_the_thread_ends_when_there_is_nothing_to_write(tmp_path):
-    store = Store(tmp_path)
+    store = ClientStore(tmp_path)
     store.save("tap", "a", 0, state(1), {})
     assert all(t.daemon for t in writers())
     store.flush()
@@ -128,22 +122,20 @@ def test_the_thread_ends_when_there_is_nothing_to_write(tmp_path):
 def test_many_clients_against_a_dictionary(tmp_path):
     """Two hundred clients through a memory of twenty, in random order, byte for byte."""
     draw = torch.Generator().manual_seed(1)
-    store, expected = Store(tmp_path, cache_bytes=20 * BYTES), {}
+    store, expected = ClientStore(tmp_path, cache_bytes=20 * BYTES), {}
     for t in range(6):
         for index in torch.randperm(200, generator=draw)[:60].tolist():
             client = f"c{index}"
-            found = store.load("tap", client)
+            found = store.load("tap", client, as_of=99)
             assert (found is None) == (client not in expected)
             if found is not None:
                 assert torch.equal(found[0]["backbone"], expected[client])
             expected[client] = torch.randn(100, generator=draw)
             state_ = BlockState({"backbone": expected[client]}, SHAPES)
             store.save("tap", client, t, state_, {})
-        store.round = t
         if t % 2:
-            store.commit(state(0), {"events": 0})
-    again = Store(tmp_path)
-    assert again.restore()[1]["round"] == 5
+            store.flush()
+    again = ClientStore(tmp_path)
     for found in (store, again):
         for client, values in expected.items():
-            assert torch.equal(found.load("tap", client)[0]["backbone"], values)
+            assert torch.equal(found.load("tap", client, as_of=99)[0]["backbone"], values)
