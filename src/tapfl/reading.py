@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import io
 import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -50,7 +51,7 @@ def exists(path: str | Path) -> bool:
         return False
 
 
-def open_regular(path: str | Path, limit: int | None = None) -> IO[bytes]:
+def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReader:
     """Open a regular file of at most ``limit`` bytes; a pipe or a device would never end."""
     def opener(name: str, flags: int) -> int:
         # Without this flag, opening a pipe waits until somebody writes to it.

@@ -131,7 +131,7 @@ def test_text_files_are_read_as_written_and_bad_lines_are_broken_rows(tmp_path, 
     config = write(tmp_path, ["{name: x, tasks: {code: {path: a.csv}}}",
                               "{name: y, tasks: {code: {path: b.jsonl}}}"], [], [task])
     x, y = open_(config, tokenizer)
-    assert x.samples + len(x.tests["code"]) == 5
+    assert x.samples + len(x.tests["code"]) == 4
     assert y.samples + len(y.tests["code"]) == 5
 
 
@@ -231,6 +231,14 @@ GOOD = "{path: a.csv}"
     ([f"{{name: x, tasks: {{code: {GOOD}}}}}", "{name: y, tasks: {code: 1/2}}"],
      "either its clients bring data of their own"),
     (["{name: x, tasks: {code: {hub: ../a}}}"], "not a hub id"),
+    (["{name: x, tasks: {code: {path: a.csv, encoding: utf-9}}}"],
+     r"code\.data\.encoding: not a known encoding of text; .*got 'utf-9'"),
+    (["{name: x, tasks: {code: {path: a.csv, encoding: hex}}}"], "not a known encoding"),
+    (["{name: x, tasks: {code: {path: a.csv, encoding: \"a\\0\"}}}"], "not a known encoding"),
+    (["{name: x, tasks: {code: {hub: a/b, encoding: utf-8}}}"], "not for a hub id"),
+    (["{name: x, tasks: {code: {path: a.parquet, encoding: utf-8}}}"], "an encoding is for"),
+    (["{name: x, tasks: {code: {path: twice.csv}}}"], "two columns are called 'text'"),
+    ([f"{{name: x, tasks: {{code: {{path: {'a' * 300}.csv}}}}}}"], "at most 255 bytes"),
 ])
 def test_bad_entries(tmp_path, tokenizer, clients, message):
     (tmp_path / "a.csv").write_text("text,label\nx,A\ny,B\nz,A\n")
@@ -238,6 +246,7 @@ def test_bad_entries(tmp_path, tokenizer, clients, message):
     (tmp_path / "b.csv").write_text("text,label\nx,C\ny,C\nz,A\n")
     (tmp_path / "one.csv").write_text("text,label\nx,A\n")
     (tmp_path / "empty.csv").write_text("text,label\n")
+    (tmp_path / "twice.csv").write_text("text,text,label\na,b,A\n")
     with pytest.raises(TapflError, match=message):
         open_(write(tmp_path, clients, ["code"]), tokenizer)
 
