@@ -133,7 +133,8 @@ def file_table(path: Path, split: str | None = None, encoding: str | None = None
                              f"{path}: no such file or folder")
         digest = content(path)
     if suffix in TEXT_FILES:
-        return Table(where, f"{digest} {encoding or ''}", lambda: text_rows(path, encoding))
+        return Table(where, f"{digest} {encoding or ''}",
+                     lambda: text_rows(path, encoding, strict=False))
     return Table(where, digest, lambda: _content(where, _load(
         where, "parquet", data_files={"train": where}, split="train",
         cache_dir=library_folder(digest))))
@@ -194,16 +195,18 @@ def _library() -> Any:
 
 # What is read here
 
-def text_rows(path: Path, encoding: str | None = None) -> Content:
+def text_rows(path: Path, encoding: str | None = None, strict: bool = True) -> Content:
     """Read CSV, with tabs or commas, or JSON lines; every CSV value is the text that it is.
 
-    A row that is not written in the encoding (UTF-8 by default) is a broken one.
+    A file that is not written in the encoding (UTF-8 by default) is refused; if not ``strict``,
+    only the rows are broken that are not.
     """
     suffix, codec = path.suffix.lower(), codecs.lookup(encoding or "utf-8").name
     undecoded = f"not {encoding}" if encoding else "not UTF-8; set `encoding`"
     # What cannot be decoded becomes surrogates, which no decoded text holds: the row is known.
     with as_tapfl_error(f"{path}: cannot be read"), open_regular(path) as file, io.TextIOWrapper(
-            file, "utf-8-sig" if codec == "utf-8" else codec, "surrogateescape", "") as lines:
+            file, "utf-8-sig" if codec == "utf-8" else codec,
+            "strict" if strict else "surrogateescape", "") as lines:
         if suffix == ".jsonl":
             found = [_json(line, undecoded) for line in lines if line.strip()]
             columns = list(dict.fromkeys(k for row in found if isinstance(row, dict) for k in row))
