@@ -20,7 +20,7 @@ from tapfl.model.foundation import build_foundation
 from tapfl.model.network import build_network
 from tapfl.tasks import Batch, Task
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # tests run side by side
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 64}

@@ -37,6 +37,7 @@ def tiny_experiment(folder: Path, **sections) -> Config:
     path.write_text(FEDERATION)
     values = {
         "seed": 7,
+        "threads": 1,
         "methods": ["tap"],
         "foundation": {"name": "flava", "weights": "random",
                        "architecture": {**FLAVA, "vocab_size": 600}},

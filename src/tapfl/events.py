@@ -153,15 +153,16 @@ class DataPrepared(Event):
 
 @dataclass(frozen=True)
 class RowsDropped(Event):
-    """Rows of a file that cannot be used: how many, how often for which reason, and some of them.
+    """Rows of a file that cannot be used: how many, and why.
 
-    ``examples`` are pairs of a row's number and its reason.
+    ``reasons`` are objects with ``reason``, ``count`` and the first ``rows``; ``examples`` are
+    pairs of a row's number and its reason.
     """
 
     where: str
     dropped: int
     rows: int
-    reasons: Mapping[str, int]
+    reasons: Sequence[Mapping[str, Any]]
     examples: Sequence[tuple[int, str]]
 
     def __str__(self) -> str:

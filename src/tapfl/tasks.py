@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tapfl.errors import TapflError, nearest
+from tapfl.errors import TapflError, nearest, shown
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,9 @@ IMAGE_GENERATION = "image_generation"
 TEXT_CLASSIFICATION = "text_classification"
 TEXT_GENERATION = "text_generation"
 KINDS = (IMAGE_CLASSIFICATION, IMAGE_GENERATION, TEXT_CLASSIFICATION, TEXT_GENERATION)
+# What a kind cannot do without; text can be written about either, so that one needs nothing.
+NEEDS = {IMAGE_CLASSIFICATION: "image", IMAGE_GENERATION: "image", TEXT_CLASSIFICATION: "text"}
+MAX_CLASSES = 1_000_000
 
 # Names end up in block names, file names and reports, so they are plain words.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -28,7 +31,7 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if it can safely become part of a path."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or len(name) > 80:
         raise TapflError(
-            f"{what} {name!r} is not a name: expected letters, digits, '_' or '-', "
+            f"{what} {shown(name)} is not a name: expected letters, digits, '_' or '-', "
             "starting with a letter or digit, at most 80 characters"
         )
     return name
@@ -65,11 +68,16 @@ class Task:
         object.__setattr__(self, "modalities", ordered)
         if self.is_classification and self.classes < 2:
             raise TapflError(f"task '{self.name}': classes must be at least 2, got {self.classes}")
+        if self.classes > MAX_CLASSES:
+            raise TapflError(f"task '{self.name}': classes must be at most {MAX_CLASSES}, got "
+                             f"{shown(self.classes)}")
         if not self.is_classification and self.classes:
             raise TapflError(f"task '{self.name}': classes are for classification, "
                              f"this is {self.kind}")
-        if self.kind == IMAGE_GENERATION and "image" not in self.modalities:
-            raise TapflError(f"task '{self.name}': image_generation needs the image modality")
+        needed = NEEDS.get(self.kind)
+        if needed and needed not in self.modalities:
+            raise TapflError(f"task '{self.name}': {self.kind} needs the {needed} modality, got "
+                             f"{list(self.modalities)}")
 
     @property
     def is_classification(self) -> bool:

@@ -37,7 +37,9 @@ def write(folder, clients, tasks=tuple(TASKS), extra=None):
 def open_(config, tokenizer):
     file = load_federation(config.federation)
     splits = load_data(config, file.task_table(), tokenizer, 256, own=own_data(config, file))
-    return Federation(file, splits, config.federation, 0)
+    federation = Federation(file, splits, config.federation, 0)
+    federation.check()
+    return federation
 
 
 def pictures(folder, count=10):
@@ -53,20 +55,25 @@ def test_a_folder_of_pictures(tmp_path, tokenizer):
     config = write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}",
                               "{name: y, tasks: {scan: {path: b, test: 0.5}}}"], ["scan"])
     federation = open_(config, tokenizer)
-    train, test = federation.splits["scan"]
-    assert (len(train), len(test)) == (16 + 5, 4 + 5)
-    assert train.classes == ("dark", "light")
-    for data in (train, test):
-        assert ((data.images[:, 0].float().mean(dim=(1, 2)) > 100).long() == data.labels).all()
+    for name, sizes in (("x", (16, 4)), ("y", (5, 5))):
+        train, test = federation.splits.of_client("scan", name)
+        assert (len(train), len(test)) == sizes
+        assert train.classes == ("dark", "light")
+        for data in (train, test):
+            shade = data.images[:, 0].float().mean(dim=(1, 2))
+            assert ((shade > 100).long() == data.labels).all()
     x, y = federation
     assert (x.samples, y.samples) == (16, 5)
-    assert sorted([*x.tests["scan"], *y.tests["scan"]]) == list(range(9))
+    assert [len(c.tests["scan"][1]) for c in (x, y)] == [4, 5]
+    # In a simulation, the others' test data are there for general_ metrics.
+    ((data, rows),) = federation.others(x, "scan")
+    assert (data, len(rows)) == (y.tests["scan"][0], 5)
     data = config.data.model_copy(update={"train": 3, "test": 2})
     few = open_(config.model_copy(update={"data": data}), tokenizer)
-    assert [(c.samples, len(c.tests["scan"])) for c in few] == [(3, 2), (3, 2)]
+    assert [(c.samples, len(c.tests["scan"][1])) for c in few] == [(3, 2), (3, 2)]
     # The same task, reconstructed instead.
     config = write(tmp_path, ["{name: x, tasks: {copy: {path: a}}}"], ["copy"])
-    assert open_(config, tokenizer).splits["copy"][0].labels is None
+    assert open_(config, tokenizer).splits.of_client("copy", "x")[0].labels is None
 
 
 def test_names_of_pictures_and_folders_mean_nothing_but_the_class(tmp_path, tokenizer):
@@ -88,17 +95,18 @@ def test_names_of_pictures_and_folders_mean_nothing_but_the_class(tmp_path, toke
                                         "{name: y, tasks: {scan: {path: one}}}"], [], [task]),
                        tokenizer)
     x, y = federation
-    train, test = federation.splits["scan"]
-    assert x.samples + len(x.tests["scan"]) == 17
-    assert set(train.labels[y.data.holdings[0][1]].tolist()) == {0}
-    assert set(test.labels[x.tests["scan"]].tolist()) <= {0, 1}
+    assert x.samples + len(x.tests["scan"][1]) == 17
+    (train, rows), = y.data.holdings
+    assert set(train.labels[rows].tolist()) == {0}
+    test, rows = x.tests["scan"]
+    assert set(test.labels[rows].tolist()) <= {0, 1}
 
 
 def test_splits_of_a_folder(tmp_path, tokenizer):
     pictures(tmp_path / "a" / "train", 4)
     pictures(tmp_path / "a" / "held", 2)
     config = write(tmp_path, ["{name: x, tasks: {scan: {path: a, test: held}}}"], ["scan"])
-    train, test = open_(config, tokenizer).splits["scan"]
+    train, test = open_(config, tokenizer).splits.of_client("scan", "x")
     assert (len(train), len(test)) == (8, 4)
     config = write(tmp_path, ["{name: x, tasks: {scan: {path: a, test: nope}}}"], ["scan"])
     with pytest.raises(TapflError, match="no folder 'nope'"):
@@ -112,7 +120,7 @@ def test_numbers_of_classes_are_read_from_folders_names(tmp_path, tokenizer):
             Image.new("L", (4, 4), number).save(tmp_path / "a" / str(number) / f"{copy}.png")
     task = "  scan: {kind: image_classification, modalities: [image], classes: 11}"
     config = write(tmp_path, ["{name: x, tasks: {scan: {path: a}}}"], [], [task])
-    train, _ = open_(config, tokenizer).splits["scan"]
+    train, _ = open_(config, tokenizer).splits.of_client("scan", "x")
     assert (train.images[:, 0, 0, 0].long() == train.labels).all()
     (tmp_path / "a" / "3").rename(tmp_path / "a" / "three")
     for number in range(4, 11):
@@ -131,7 +139,7 @@ def test_text_files_are_read_as_written_and_bad_lines_are_broken_rows(tmp_path, 
     config = write(tmp_path, ["{name: x, tasks: {code: {path: a.csv}}}",
                               "{name: y, tasks: {code: {path: b.jsonl}}}"], [], [task])
     x, y = open_(config, tokenizer)
-    assert x.samples + len(x.tests["code"]) == 5
+    assert x.samples + len(x.tests["code"]) == 4
     assert y.samples + len(y.tests["code"]) == 5
 
 
@@ -144,7 +152,7 @@ def test_unlabelled_rows_of_the_hub_are_broken_ones(tmp_path, tokenizer):
     table.to_parquet(str(tmp_path / "a.parquet"))
     config = write(tmp_path, ["{name: x, tasks: {code: {path: a.parquet, test: a.parquet}}}"],
                    ["code"])
-    train, _ = open_(config, tokenizer).splits["code"]
+    train, _ = open_(config, tokenizer).splits.of_client("code", "x")
     assert train.labels.tolist() == [1, 0, 1, 0]
 
 
@@ -190,10 +198,12 @@ def test_a_changed_picture_is_seen(tmp_path, tokenizer):
         Image.new("L", (4, 4), 10).save(tmp_path / f"{number}.png")
     (tmp_path / "p.csv").write_text("image\n" + "".join(f"{n}.png\n" for n in range(4)))
     config = write(tmp_path, ["{name: x, tasks: {copy: {path: p.csv}}}"], ["copy"])
-    assert open_(config, tokenizer).splits["copy"][0].images.unique().tolist() == [10]
+    images = open_(config, tokenizer).splits.of_client("copy", "x")[0].images
+    assert images.unique().tolist() == [10]
     for number in range(4):
         Image.new("L", (4, 4), 20).save(tmp_path / f"{number}.png")
-    assert open_(config, tokenizer).splits["copy"][0].images.unique().tolist() == [20]
+    images = open_(config, tokenizer).splits.of_client("copy", "x")[0].images
+    assert images.unique().tolist() == [20]
 
 
 def test_a_tasks_data_in_shares_and_a_test_file_of_its_own(tmp_path, tokenizer):
@@ -207,7 +217,7 @@ def test_a_tasks_data_in_shares_and_a_test_file_of_its_own(tmp_path, tokenizer):
     federation = open_(config, tokenizer)
     assert [c.samples for c in federation] == [4, 8]
     assert len(federation.splits["code"][1]) == 3
-    assert all(np.array_equal(c.tests["code"], np.arange(3)) for c in federation)
+    assert all(np.array_equal(c.tests["code"][1], np.arange(3)) for c in federation)
     assert load_federation(config.federation).clients[0].tasks["code"] == Fraction(1, 3)
 
 
@@ -231,6 +241,14 @@ GOOD = "{path: a.csv}"
     ([f"{{name: x, tasks: {{code: {GOOD}}}}}", "{name: y, tasks: {code: 1/2}}"],
      "either its clients bring data of their own"),
     (["{name: x, tasks: {code: {hub: ../a}}}"], "not a hub id"),
+    (["{name: x, tasks: {code: {path: a.csv, encoding: utf-9}}}"],
+     r"code\.data\.encoding: not a known encoding of text; .*got 'utf-9'"),
+    (["{name: x, tasks: {code: {path: a.csv, encoding: hex}}}"], "not a known encoding"),
+    (["{name: x, tasks: {code: {path: a.csv, encoding: \"a\\0\"}}}"], "not a known encoding"),
+    (["{name: x, tasks: {code: {hub: a/b, encoding: utf-8}}}"], "not for a hub id"),
+    (["{name: x, tasks: {code: {path: a.parquet, encoding: utf-8}}}"], "an encoding is for"),
+    (["{name: x, tasks: {code: {path: twice.csv}}}"], "two columns are called 'text'"),
+    ([f"{{name: x, tasks: {{code: {{path: {'a' * 300}.csv}}}}}}"], "at most 255 bytes"),
 ])
 def test_bad_entries(tmp_path, tokenizer, clients, message):
     (tmp_path / "a.csv").write_text("text,label\nx,A\ny,B\nz,A\n")
@@ -238,6 +256,7 @@ def test_bad_entries(tmp_path, tokenizer, clients, message):
     (tmp_path / "b.csv").write_text("text,label\nx,C\ny,C\nz,A\n")
     (tmp_path / "one.csv").write_text("text,label\nx,A\n")
     (tmp_path / "empty.csv").write_text("text,label\n")
+    (tmp_path / "twice.csv").write_text("text,text,label\na,b,A\n")
     with pytest.raises(TapflError, match=message):
         open_(write(tmp_path, clients, ["code"]), tokenizer)
 

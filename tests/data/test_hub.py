@@ -15,6 +15,7 @@ from tapfl.data.prepare import picture
 from tapfl.data.sources import load_data
 from tapfl.data.table import hub_table
 from tapfl.errors import TapflError
+from tapfl.events import DataPrepared, nobody
 from tapfl.model.foundation import load_tokenizer
 from tapfl.tasks import Task
 
@@ -28,11 +29,11 @@ class Listener:
     def __init__(self):
         self.said, self.told = [], []
 
-    def data(self, name, done, total):
-        self.told.append((name, done, total))
-
-    def say(self, message):
-        self.said.append(message)
+    def __call__(self, event):
+        if isinstance(event, DataPrepared):
+            self.told.append((event.name, event.done, event.total))
+        else:
+            self.said.append(str(event))
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +41,12 @@ def tokenizer():
     return load_tokenizer(load_config("mini").foundation)
 
 
-def load(tokenizer, name, folder=MIRROR, task=None, listener=None, **settings):
+def load(tokenizer, name, folder=MIRROR, task=None, listener=nobody, **settings):
     pytest.importorskip("datasets")
     more = [f"data.{key}={value}" for key, value in settings.items()]
     config = load_config("flava", ["data.source=hub", f"data.folder={folder}", *more])
     task = task or TASKS[name]
-    return load_data(config, {task.name: task}, tokenizer, 256, listener=listener)[task.name]
+    return load_data(config, {task.name: task}, tokenizer, 256, notify=listener)[task.name]
 
 
 def rows(name, split, subset=None):

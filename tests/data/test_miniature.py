@@ -143,7 +143,7 @@ def test_holdout(world):
 def test_too_little_to_hold_out(world):
     file, splits = world
     with pytest.raises(TapflError, match=r"federation\.holdout: client 'g0-\d' has \d+ sample"):
-        Federation(file, splits, FederationConfig(groups=30, holdout=0.01), 1)
+        Federation(file, splits, FederationConfig(groups=30, holdout=0.01), 1).check()
 
 
 def test_federations_that_cannot_be(world):

@@ -9,7 +9,7 @@ from tapfl.data.synthetic import MAX_REFERENCES, SHAPES, generate
 from tapfl.errors import TapflError
 from tapfl.model.foundation import load_tokenizer
 from tapfl.tasks import Task
-from tests.experiment import read_events, tiny_experiment, trajectory
+from tests.experiment import FederatedRun, read_events, tiny_experiment
 
 FLAVA = load_federation(load_config("flava").federation).task_table()
 TEXTS = ["agnews", "mmlu", "vqa", "commongen"]
@@ -121,8 +121,8 @@ def test_an_unknown_data_set_follows_from_its_kind(tokenizer):
 
 def test_a_round_on_synthetic_data(tmp_path):
     config = tiny_experiment(tmp_path, data={"source": "synthetic"}, train={"rounds": 1})
-    run = trajectory(config, tmp_path / "run")
-    rows = run.run(False)
+    run = FederatedRun(config, tmp_path / "run")
+    rows = run.run()
     assert len(read_events(tmp_path / "run", "round")) == 1
     assert all(np.isfinite(row["value"]) for row in rows)
 

@@ -8,10 +8,12 @@ file that was cut short is noticed by its size and made anew.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,38 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tapfl.errors import TapflError
+
 Entry = tuple[dict[str, Tensor], dict[str, Any]]  # tensors, and notes that JSON can hold
 TENSORS, NOTES = "tensors.safetensors", "notes.json"
 
 
 def root() -> Path:
     """Return where prepared data are kept: TAPFL_CACHE, or a folder of the user's."""
-    return Path(os.environ.get("TAPFL_CACHE") or Path.home() / ".cache" / "tapfl")
+    try:
+        return Path(os.environ.get("TAPFL_CACHE") or Path.home() / ".cache" / "tapfl")
+    except RuntimeError:
+        raise TapflError("cache: this user has no home folder; set TAPFL_CACHE to a folder "
+                         "for prepared data") from None
+
+
+def library_folder(digest: str) -> str:
+    """Return where the datasets library keeps its copy of files with this checksum.
+
+    Where the cache cannot be written, that is a folder which goes with the process.
+    """
+    folder = root() / "tables" / digest[:32]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return str(folder)
+    except OSError:
+        return str(Path(_temporary().name) / digest[:32])
+
+
+@functools.cache
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tapfl-")
 
 
 def cached(key: Mapping[str, Any], make: Callable[[], Entry],

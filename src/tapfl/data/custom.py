@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from tapfl.config import DataConfig, Section
+from tapfl.config import DataConfig, PathText, Section
 from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe
-from tapfl.data.table import Row, Table, file_table, hub_table, mirror
-from tapfl.errors import TapflError, nearest
+from tapfl.data.table import Row, Table, file_table, hub_table, mirror, whole_number
+from tapfl.errors import TapflError, nearest, one_line, shown
 from tapfl.reading import exists, is_file
 from tapfl.tasks import TEXT_GENERATION, Task
 
@@ -29,9 +31,10 @@ class DataEntry(Section):
     beside the federation file; ``hub`` is an id there (with ``subset`` and ``split``). ``image``
     and ``label`` name columns; ``text`` and ``answer`` name a column or are templates such as
     ``"Question: {question}"``. ``test`` is the share kept for the test, or another path or split.
+    ``encoding`` is that of CSV and JSON lines (UTF-8).
     """
 
-    path: str | None = None
+    path: PathText | None = None
     hub: str | None = None
     subset: str | None = None
     split: str = "train"
@@ -39,12 +42,25 @@ class DataEntry(Section):
     text: str = "text"
     label: str = "label"
     answer: str = "answer"
-    test: float | str = Field(0.2)
+    test: float | PathText = Field(0.2)
+    encoding: str | None = None
+
+    @field_validator("encoding")
+    @classmethod
+    def _known(cls, encoding: str | None) -> str | None:
+        try:
+            "a".encode(encoding or "utf-8")
+        except (LookupError, ValueError):
+            raise ValueError("not a known encoding of text; expected one such as utf-8, latin-1, "
+                             "cp1252 or utf-16") from None
+        return encoding
 
     @model_validator(mode="after")
     def _one_place(self) -> DataEntry:
         if (self.path is None) == (self.hub is None):
             raise ValueError("expected either a path or a hub id")
+        if self.encoding is not None and self.path is None:
+            raise ValueError("encoding: that is for files (path), not for a hub id")
         if isinstance(self.test, float) and not 0 < self.test < 1:
             raise ValueError("test: expected a share between 0 and 1, or a path or split")
         return self
@@ -72,7 +88,7 @@ def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
         if entry.hub is not None:
             return hub_table(entry.hub, split, entry.subset, mirror(config.folder))
         assert path is not None
-        return _file(folder / path, split)
+        return _file(folder / path, split, entry.encoding)
 
     train = table(entry.path, entry.split)
 
@@ -95,11 +111,11 @@ def load(entry: DataEntry, task: Task, own: OwnData, config: DataConfig,
     return data.take(order[kept:]), data.take(order[:kept])
 
 
-def _file(place: Path, split: str) -> Table:
+def _file(place: Path, split: str, encoding: str | None) -> Table:
     if split != "train" and is_file(place):
         raise TapflError(f"{place}: a file has no split '{split}'; test: expected a share or "
                          "another file")
-    return file_table(place, split)
+    return file_table(place, split, encoding)
 
 
 def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table) -> Recipe:
@@ -124,7 +140,7 @@ def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table) 
     key = "own " + entry.model_dump_json(include={"image", "text", "label", "answer"})
     place = Path(table.where) if entry.path else None  # a file may name pictures beside it
     return Recipe(f"{key} {names}", tuple(dict.fromkeys(columns)), image, text, label, answer,
-                  folder=place.parent if place and place.is_file() else None)
+                  folder=place.parent if place and is_file(place) else None)
 
 
 def _text(row: Row, column: str) -> str:
@@ -137,19 +153,36 @@ def _labels(column: str, names: tuple[str, ...], table: Table) -> Callable[[Row]
     """Return how a label is read: its number, or its name among the classes."""
     place = {name: number for number, name in enumerate(names)}
 
+    @functools.lru_cache(maxsize=1000)  # a wrong label tends to be in many rows
+    def unknown(word: str) -> str:
+        return f"label '{one_line(word, 60)}'" + nearest(word, names)
+
     def read(row: Row) -> int:
         value, written = row[column], table.content.names.get(column)
         if value is None or (written and not 0 <= value < len(written)):  # the hub writes -1
             raise ValueError("no label")
         if not names:
-            try:
-                return int(value)
-            except ValueError:
-                raise ValueError(f"label '{value}' is no number; give the classes by their "
-                                 "names") from None
-        word = written[value] if written else str(value)
+            return _number(value)
+        word = written[value] if written else _word(value)
         if word not in place:
-            raise ValueError(f"label '{word}'" + nearest(word, names))
+            raise ValueError(unknown(word))
         return place[word]
 
     return read
+
+
+def _number(value: Any) -> int:
+    try:
+        return whole_number(value)
+    except ValueError as error:
+        more = "; give the classes by their names" if isinstance(value, str) else ""
+        raise ValueError(f"{error}{more}") from None
+
+
+def _word(value: Any) -> str:
+    """Return a label as a class would be named: 1.0 of a column of floats is the class 1."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(value) if isinstance(value, int) else shown(value)

@@ -15,8 +15,8 @@ from tapfl.config import DataConfig
 from tapfl.data import templates
 from tapfl.data.batches import TaskData
 from tapfl.data.prepare import Preparation, Recipe, joined
-from tapfl.data.table import Row, hub_table, mirror
-from tapfl.errors import TapflError, nearest
+from tapfl.data.table import Row, hub_table, mirror, whole_number
+from tapfl.errors import TapflError, nearest, shown
 from tapfl.tasks import IMAGE_GENERATION, TEXT_GENERATION, Task
 
 TEST_SHARE = 5  # where there is one split, the last fifth of it, shuffled, is the test
@@ -50,7 +50,7 @@ class HubSet:
         return Recipe(
             task.name, (*self.columns, *filter(None, (image, label))), image,
             (lambda row: words(row)[0]) if words and "text" in task.modalities else None,
-            (lambda row: int(row[label]) - self.first_label) if label else None,
+            (lambda row: whole_number(row[label]) - self.first_label) if label else None,
             (lambda row: words(row)[1]) if words and task.kind == TEXT_GENERATION else None,
             labels=label)
 
@@ -65,7 +65,10 @@ def _full(columns: tuple[str, ...], words: Callable[[Row], tuple[str, str]],
 
 
 def _mmlu(row: Row) -> tuple[str, str]:
-    return templates.mmlu(row["subject"], row["question"], row["choices"], row["answer"])
+    choices, answer = _words_of(row, "choices"), whole_number(row["answer"])
+    if not 0 <= answer < len(choices):
+        raise ValueError(f"answer {answer}, but {len(choices)} choices")
+    return templates.mmlu(row["subject"], row["question"], choices, answer)
 
 
 def _vqa(row: Row) -> tuple[str, str]:
@@ -73,7 +76,15 @@ def _vqa(row: Row) -> tuple[str, str]:
 
 
 def _commongen(row: Row) -> tuple[str, str]:
-    return templates.commongen(row["concepts"], row["target"])
+    return templates.commongen(_words_of(row, "concepts"), row["target"])
+
+
+def _words_of(row: Row, column: str) -> list[str]:
+    """Return a column that is a list: a text would be taken letter by letter."""
+    values = row[column]
+    if not isinstance(values, list) or None in values:
+        raise ValueError(f"column '{column}': expected a list of texts, got {shown(values)}")
+    return [str(value) for value in values]
 
 
 def _news(row: Row) -> tuple[str, str]:

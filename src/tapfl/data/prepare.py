@@ -7,8 +7,9 @@ import hashlib
 import io
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +23,20 @@ from numpy.typing import NDArray
 from tapfl.data.batches import TaskData, Texts
 from tapfl.data.cache import Entry, cached
 from tapfl.data.table import Row, Table
-from tapfl.errors import TapflError
+from tapfl.errors import TapflError, one_line
 from tapfl.events import DataPrepared, Message, RowsDropped, Subscriber, nobody
-from tapfl.tasks import Task
+from tapfl.reading import SURROGATE, read_bytes
+from tapfl.tasks import MAX_CLASSES, Task
 
-VERSION = 2  # of what is made from the same rows; another one makes everything anew
+VERSION = 3  # of what is made from the same rows; another one makes everything anew
 SIDE = 64
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # decoders that only decode
 NAMED = 3  # broken rows that a message names; it counts all
+REASONS = 50  # different reasons that the notes list; they count all
+EXAMPLES = 5  # rows that the notes name for each reason
+EXPLAINED = 1000  # broken rows whose reasons the notes keep one by one
+MAX_BYTES = 100_000_000  # of a picture as it is stored
+MAX_PIXELS = 89_478_485  # where Pillow begins to suspect a decompression bomb
 
 
 @dataclass(frozen=True)
@@ -74,9 +81,9 @@ class Preparation:
         tensors, notes = cached(key, _Maker(task, recipe, table, self).make,
                                 lambda text: self.notify(Message(text)))
         if notes["broken"]:
-            broken = [(number, why) for number, why in notes["broken"]]
-            self.notify(RowsDropped(table.where, len(broken), notes["rows"],
-                                    dict(Counter(why for _, why in broken)), broken[:NAMED]))
+            self.notify(RowsDropped(
+                table.where, notes["dropped"]["count"], notes["rows"], notes["dropped"]["reasons"],
+                [(number, why) for number, why in notes["broken"][:NAMED]]))
         return _task_data(task, tensors, notes)
 
 
@@ -94,7 +101,7 @@ class _Maker:
         total = len(self.table)
         if not total:
             raise TapflError(f"{self.table.where}: no rows")
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool, _no_warnings():
             for start, rows in self.table.chunks():
                 for number, found in enumerate(pool.map(self._sample, rows), start):
                     self._keep(number, found)
@@ -104,7 +111,12 @@ class _Maker:
             raise TapflError(f"{self.table.where}: {len(self.broken)} of {total} rows are broken; "
                              f"row {number}: {why}")
         names = self.table.content.names.get(self.recipe.labels or "", ())
-        return self._tensors(), {"rows": total, "broken": self.broken, "classes": names,
+        if len(names) > MAX_CLASSES or any(map(SURROGATE.search, names)):
+            raise TapflError(f"{self.table.where}: the classes of column '{self.recipe.labels}': "
+                             f"expected at most {MAX_CLASSES} names without lone surrogates")
+        explained = [(n, why if i < EXPLAINED else "") for i, (n, why) in enumerate(self.broken)]
+        return self._tensors(), {"rows": total, "broken": explained,
+                                 "dropped": dropped_rows(self.broken), "classes": names,
                                  "references": self.values["answer"]}
 
     def _sample(self, row: Row | str) -> dict[str, Any] | str:
@@ -118,17 +130,19 @@ class _Maker:
             if recipe.image:
                 found["image"] = picture(row[recipe.image], recipe.folder)
         except Exception as error:  # a decoder may raise anything; the row is named, and left out
-            return (str(error).splitlines() or [type(error).__name__])[0][:200]
+            return _reason(error)
         for name in ("text", "answer"):
             if not found.get(name, "x").strip():
                 return f"its {name} is empty"
+            if SURROGATE.search(found.get(name, "")):
+                return f"its {name} holds half a character (a lone surrogate)"
         if recipe.label and not 0 <= found["label"] < self.task.classes:
             return f"label {found['label']}, expected 0 to {self.task.classes - 1}"
         return found
 
     def _keep(self, number: int, found: dict[str, Any] | str) -> None:
         if isinstance(found, str):
-            self.broken.append((number, found))
+            self.broken.append((number, one_line(found, 200)))
             return
         if "image" in found:
             self.images.append(found["image"])
@@ -150,9 +164,37 @@ class _Maker:
         return tensors
 
 
+def _no_warnings() -> warnings.catch_warnings[None]:
+    """Keep Pillow's warnings off the screen: what it suspects becomes a broken row."""
+    return warnings.catch_warnings(action="ignore")
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of an error, without addresses in memory, which always differ."""
+    if isinstance(error, KeyError):
+        return f"column {error} is missing"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return re.sub(r" *<[^<>]* at 0x[0-9a-f]+>", "", lines[0])
+
+
+def dropped_rows(broken: Sequence[tuple[int, str]]) -> dict[str, Any]:
+    """Return how many rows are broken and, for each reason, how many and the first of them.
+
+    Reasons beyond a number are counted together: there may be as many as rows.
+    """
+    reasons: dict[str, dict[str, Any]] = {}
+    for number, why in broken:
+        reason = why if why in reasons or len(reasons) < REASONS else "other reasons"
+        found = reasons.setdefault(reason, {"reason": reason, "count": 0, "rows": []})
+        found["count"] += 1
+        if len(found["rows"]) < EXAMPLES:
+            found["rows"].append(number)
+    return {"count": len(broken), "reasons": list(reasons.values())}
+
+
 def picture(value: Any, folder: Path | None = None) -> NDArray[np.uint8]:
     """Return a stored picture, one in a file, or one of PIL's, as RGB ``(3, 64, 64)``."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if isinstance(value, Image.Image):
         return _pixels(value)
@@ -164,16 +206,28 @@ def picture(value: Any, folder: Path | None = None) -> NDArray[np.uint8]:
         if folder is None:
             raise ValueError("names a file instead of holding a picture")
         data = folder / data
-    with Image.open(io.BytesIO(data) if isinstance(data, bytes) else data,
-                    formats=FORMATS) as image:
-        return _pixels(image)
+    if isinstance(data, Path):
+        data = read_bytes(data, MAX_BYTES)
+    if not isinstance(data, bytes):
+        raise ValueError(f"expected a picture, got a value of type {type(data).__name__}")
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"{len(data)} bytes, expected at most {MAX_BYTES}")
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return _pixels(image)
+    except UnidentifiedImageError:
+        raise ValueError("cannot identify image; expected " + ", ".join(FORMATS)) from None
 
 
 def _pixels(image: Any) -> NDArray[np.uint8]:
     from PIL import Image
 
+    if image.width * image.height > MAX_PIXELS:  # the size is known before pixels are decoded
+        raise ValueError(f"{image.width} x {image.height} pixels, expected at most {MAX_PIXELS}")
     if image.mode[0] in "IF":  # 16 and 32 bits, as scanners write them: PIL would clip
         values = np.asarray(image, dtype=np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("pixels that are not numbers (NaN or infinite)")
         low, high = (0.0, 65535.0) if image.mode.startswith("I;16") else (values.min(),
                                                                           values.max())
         image = Image.fromarray(np.uint8(255 * (values - low) / max(high - low, 1e-12)))

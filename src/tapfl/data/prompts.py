@@ -8,6 +8,7 @@ from typing import Any
 from tapfl.data import hub
 from tapfl.data.custom import FIELD, DataEntry
 from tapfl.errors import TapflError, as_tapfl_error
+from tapfl.reading import SURROGATE
 
 TEXT = "text"
 LISTS = ("choices", "concepts")  # columns that JSON can hold and CSV cannot
@@ -19,6 +20,13 @@ def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None)
 
     A template with one field takes the text there; one with several takes it as the whole prompt.
     """
+    made = _made(task, values, entry)
+    if SURROGATE.search(made):  # no tokenizer takes it
+        raise TapflError(f"task '{task}': its text holds half a character (a lone surrogate)")
+    return made
+
+
+def _made(task: str, values: Mapping[str, Any], entry: DataEntry | None) -> str:
     if entry is not None:
         return _filled(task, values, entry.text)
     known = hub.SETS.get(task)
@@ -42,15 +50,15 @@ def _fits(column: str, value: Any) -> bool:
 def _filled(task: str, values: Mapping[str, Any], template: str) -> str:
     fields = FIELD.findall(template)
     if not fields:
-        return str(values[template]) if template in values else _text(task, values)
-    if all(field in values for field in fields):
+        return _text(task, values, template if template in values else TEXT)
+    if all(values.get(field) is not None for field in fields):
         return FIELD.sub(lambda found: str(values[found[1]]), template)
     text = _text(task, values)
     return FIELD.sub(lambda _: text, template) if len(set(fields)) == 1 else text
 
 
-def _text(task: str, values: Mapping[str, Any]) -> str:
-    text = values.get(TEXT)
+def _text(task: str, values: Mapping[str, Any], column: str = TEXT) -> str:
+    text = values.get(column)
     if text is None or not str(text).strip():
         raise TapflError(f"task '{task}' needs a text, and got none")
     return str(text)

@@ -127,7 +127,7 @@ def _upgraded(values: dict[str, Any], path: Path) -> dict[str, Any]:
 def dropped(event: RowsDropped) -> dict[str, Any]:
     """Return what a record says of rows that could not be used."""
     return {"where": event.where, "dropped": event.dropped, "rows": event.rows,
-            "reasons": dict(event.reasons), "examples": [list(e) for e in event.examples]}
+            "reasons": [dict(reason) for reason in event.reasons]}
 
 
 def killed_after(folder: Path, began: float) -> float:

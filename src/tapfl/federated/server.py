@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tapfl.blocks import BlockAverage, BlockState
-from tapfl.config import MAX_SAMPLES
+from tapfl.config import SAMPLES
 
 WINDOW = 20  # accepted updates of a block whose norms the bound remembers
 ENOUGH = 3  # of these, before a median says anything
@@ -22,7 +22,7 @@ class Server:
 
     def __init__(self, blocks: BlockState, clients: int, cohort: int, seed: int, *,
                  max_update_norm: float | str | None = None,
-                 max_samples: int = MAX_SAMPLES) -> None:
+                 max_samples: int = SAMPLES) -> None:
         self.blocks = blocks
         self.clients, self.cohort_size, self.seed = clients, min(cohort, clients), seed
         self.bound, self.max_samples = NormBound(max_update_norm), max_samples
