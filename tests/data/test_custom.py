@@ -139,8 +139,8 @@ def test_text_files_are_read_as_written_and_bad_lines_are_broken_rows(tmp_path, 
     config = write(tmp_path, ["{name: x, tasks: {code: {path: a.csv}}}",
                               "{name: y, tasks: {code: {path: b.jsonl}}}"], [], [task])
     x, y = open_(config, tokenizer)
-    assert x.samples + len(x.tests["code"]) == 4
-    assert y.samples + len(y.tests["code"]) == 5
+    assert x.samples + len(x.tests["code"][1]) == 4
+    assert y.samples + len(y.tests["code"][1]) == 5
 
 
 def test_unlabelled_rows_of_the_hub_are_broken_ones(tmp_path, tokenizer):
