@@ -144,11 +144,10 @@ def test_steps_are_counted_and_compared(tmp_path, capsys):
 def test_a_round_is_split_into_its_parts(tmp_path, capsys):
     (row,) = bench(tmp_path, "round", "--kinds", "1,8")["rows"]
     assert row["clients"] == "1 8"
-    parts = row["train W s"] + row["train X s"] + sum(
-        row[f"{part} ms"] for part in ("load", "replace", "extract", "average", "state",
-                                       "other")) / 1e3
+    parts = row["train W s"] + row["personalize s"] + sum(
+        row[f"{part} ms"] for part in ("average", "aggregate")) / 1e3
     assert parts == pytest.approx(row["total s"])
-    assert min(row["train W s"], row["train X s"], row["load ms"], row["average ms"]) > 0
+    assert min(row["train W s"], row["personalize s"], row["average ms"]) > 0
 
 
 def test_operations_are_those_of_the_layers():

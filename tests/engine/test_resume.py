@@ -109,12 +109,12 @@ def test_the_time_of_a_killed_piece_counts(tmp_path, calm):
     with pytest.raises(KeyboardInterrupt):
         run(calm[0], out, notify=Stop(at_round=3))
     record = json.loads((out / "run.json").read_text())
-    assert "began" not in record
+    assert record["began"] is None
     began = (out / "events.jsonl").stat().st_mtime - 1000
     (out / "run.json").write_text(json.dumps(record | {"began": began, "seconds": 50.0}))
     run(calm[0], out, resume=True)
     record = json.loads((out / "run.json").read_text())
-    assert "began" not in record
+    assert record["began"] is None
     assert 1050 < record["seconds"] < 1150
 
 

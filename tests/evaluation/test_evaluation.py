@@ -11,9 +11,9 @@ def test_evaluation_does_not_depend_on_the_batch_size(tmp_path):
     run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
     network = run.method.network
     config = run.context.config.evaluation.model_copy(update={"batch_size": 4})
-    small = Evaluator(run.evaluate.tokenizer, config)
+    small = Evaluator(run.worker.evaluator.tokenizer, config)
     for task, (_, test) in run.federation.splits.items():
-        whole, pieces = run.evaluate(network, test), small(network, test)
+        whole, pieces = run.worker.evaluator(network, test), small(network, test)
         assert set(whole) == set(pieces)
         for metric, values in whole.items():
             assert values.shape == (len(test),)
@@ -35,13 +35,13 @@ def test_general_ability_is_that_on_the_others_test_data(tmp_path):
     config = tiny_experiment(tmp_path, train={"rounds": 1}, data={"test": 30},
                              federation={"dirichlet": 0.5})
     run = FederatedRun(config, tmp_path / "run")
-    rows = run.run(False)
+    rows = run.run()
     agnews = [r for r in rows if r["task"] == "agnews"]
     assert {r["metric"] for r in agnews} == {"accuracy", GENERAL + "accuracy"}
     for client in ("shapes", "news"):
         own, general = (r for r in agnews if r["client"] == client)
         assert own["samples"] + general["samples"] == 30
-        tests = run.federation.find(client).tests["agnews"]
+        tests = run.federation.find(client).tests["agnews"][1]
         assert own["samples"] == len(tests)
     # Tasks without labels are not skewed: their clients share one test set.
     assert {r["metric"] for r in rows if r["task"] == "fmnist"} == {"mse"}
@@ -50,7 +50,7 @@ def test_general_ability_is_that_on_the_others_test_data(tmp_path):
 def test_personal_values_of_one_client_are_not_the_common_ones_of_the_next(tmp_path):
     """FedAvg is evaluated once for all clients; what TAP gave in between must not get in."""
     config = tiny_experiment(tmp_path, methods=["fedavg", "tap"], train={"rounds": 2})
-    rows = FederatedRun(config, tmp_path / "run").run(False)
+    rows = FederatedRun(config, tmp_path / "run").run()
     values = {r["value"] for r in rows
               if r["method"] == "fedavg" and r["dataset"] == "fmnist" and r["metric"] == "mse"}
     assert len(values) == 1

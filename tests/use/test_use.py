@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,11 +10,15 @@ import torch
 from PIL import Image
 
 import tapfl
+from tapfl.blocks import BlockState
 from tapfl.cli import main
+from tapfl.config import Config, FoundationConfig
 from tapfl.data.prompts import prompt
-from tapfl.engine.run import run
+from tapfl.engine.registry import default_models, plan
+from tapfl.engine.run import run, stored_config
 from tapfl.errors import TapflError
-from tapfl.use.card import _chosen
+from tapfl.model.foundation import load_tokenizer
+from tests.conftest import FLAVA
 from tests.experiment import tiny_experiment
 
 METHODS = ["fedavg", "fedavg+post", "tap", "feddat", "feddat+post", "local"]
@@ -35,20 +40,19 @@ def load(finished, client, **options):
 def test_a_loaded_model_scores_what_the_run_recorded(finished, method):
     """The test data again, through the loaded model: the same accuracy and error."""
     from tapfl.engine.build import build
-    from tapfl.engine.run import stored_config
 
-    context, _ = build(stored_config(finished / "run"), "cpu")
+    federation = build(stored_config(finished / "run"), "cpu").federation
     with (finished / "run" / "results.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if r["method"] == method]
     model = load(finished, "shapes", method=method)
-    _, test = context.federation.splits["tiny-imagenet"]
+    _, test = federation.splits["tiny-imagenet"]
     pictures = [Image.fromarray(i) for i in test.images.permute(0, 2, 3, 1).numpy()]
     found = [a["label"] for a in model.predict_many("tiny-imagenet", pictures)]
     right = [found[i] == test.classes[test.labels[i]] for i in range(len(test))]
     (row,) = (r for r in rows if r["client"] == "shapes" and r["task"] == "tiny-imagenet")
     assert 100 * np.mean(right) == pytest.approx(float(row["value"]))
     words = load(finished, "words", method=method)
-    _, test = context.federation.splits["fmnist"]
+    _, test = federation.splits["fmnist"]
     pictures = [Image.fromarray(i) for i in test.images.permute(0, 2, 3, 1).numpy()]
     made = np.stack([a["image"] for a in words.predict_many("fmnist", pictures)])
     made = words.network.normalize(torch.from_numpy(made).permute(0, 3, 1, 2).contiguous())
@@ -169,7 +173,7 @@ def test_an_export_is_one_model_and_names_no_code(finished, tmp_path):
     assert tapfl.load(out, client="news", device="cpu").card.method == "tap"
     (tmp_path / "evil.py").write_text("raise SystemExit('it was run')")
     card = json.loads((out / "tapfl.json").read_text())
-    for change, message in (({"method": "evil:X"}, "--modules"),
+    for change, message in (({"federated": "evil:X"}, "--modules"),
                             ({"client": "../../x"}, "not a name"),
                             ({"classes": {"agnews": ["a"]}}, "1 names for 4 classes")):
         (out / "tapfl.json").write_text(json.dumps(card | change))
@@ -177,30 +181,190 @@ def test_an_export_is_one_model_and_names_no_code(finished, tmp_path):
             tapfl.load(out, device="cpu")
 
 
-def test_which_methods_model_is_meant():
-    assert _chosen(["disentafl", "fedavg", "tap", "fedavg+post"], "federated") == "fedavg"
-    assert _chosen(["disentafl", "fedavg", "tap", "fedavg+post"], "personal") == "tap"
-    assert _chosen(["fedavg", "feddat+post"], "federated") == "feddat"
-    assert _chosen(["perfedavg"], "personal") == _chosen(["perfedavg"], "federated") == "perfedavg"
-    assert _chosen(["local"], "personal") == "local"
-    with pytest.raises(TapflError, match="learned alone"):
-        _chosen(["local"], "federated")
-    with pytest.raises(TapflError, match="choose one with --method"):
-        _chosen(["fedavg", "perfedavg"], "personal")
+def test_the_record_says_which_model_is_meant():
+    def models(*methods, **sections):
+        return default_models(plan(Config.model_validate({"methods": methods, **sections})))
+
+    both = {"personal": "tap", "federated": "fedavg"}
+    assert models("disentafl", "fedavg", "tap", "fedavg+post") == both
+    assert models("fedavg", "feddat+post") == {"personal": "feddat+post", "federated": "feddat"}
+    assert models("perfedavg") == {"personal": "perfedavg", "federated": "perfedavg"}
+    assert models("local") == {"personal": "local"}
+    assert models("fedavg", "perfedavg") == {"federated": "fedavg"}
+    wide = {"wide": {"of": "tap", "tap": {"temperature": 2.0}}}
+    assert models("fedavg+post", "wide", "tap-nokd", variants=wide)["personal"] == "wide"
 
 
-def test_what_is_no_run(tmp_path):
+@pytest.mark.parametrize(("methods", "model", "message"), [
+    (["local"], "federated", "learned alone"),
+    (["fedavg", "perfedavg"], "personal", "choose one with --method"),
+    (["fedavg"], "best", "expected personal or federated"),
+])
+def test_models_that_a_run_does_not_have(finished, tmp_path, methods, model, message):
+    record = json.loads((finished / "run" / "run.json").read_text())
+    config = record["config"] | {"methods": methods}
+    models = default_models(plan(Config.model_validate(config)))
+    (tmp_path / "run.json").write_text(json.dumps(record | {"config": config, "models": models}))
+    with pytest.raises(TapflError, match=message):
+        tapfl.load(tmp_path, client="news", model=model)
+
+
+def test_what_is_no_run(finished, tmp_path):
     with pytest.raises(TapflError, match="neither a run"):
         tapfl.load(tmp_path, client="a")
-    (tmp_path / "run.json").write_text(json.dumps({"finished": False}))
-    with pytest.raises(TapflError, match="not complete"):
-        tapfl.load(tmp_path, client="a")
-    (tmp_path / "run.json").write_text(json.dumps({"finished": True, "config": {}}))
-    with pytest.raises(TapflError, match="older version"):
-        tapfl.load(tmp_path, client="a")
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(TapflError, match="not a readable record"):
-        tapfl.load(tmp_path, client="a")
+    record = json.loads((finished / "run" / "run.json").read_text())
+    path = tmp_path / "run.json"
+    for change, message in (
+            (record | {"finished": False}, "not complete"),
+            ({"finished": True, "config": {}}, "older version"),
+            (record | {"format": 3}, "another version of tapfl"),
+            (record | {"format": "two"}, "another version of tapfl"),
+            (record | {"clients": "many"}, "clients"),
+            (record | {"classes": {"agnews": 5}}, "classes.agnews"),
+            (record | {"classes": {"agnews": ["a", 3, "b", "c"]}}, "classes.agnews"),
+            (record | {"seconds": "long"}, "seconds"),
+            (record | {"config": []}, "config"),
+            ([record], "expected a JSON object, got list"), (None, "expected a JSON object")):
+        path.write_text(json.dumps(change))
+        with pytest.raises(TapflError, match=message) as caught:
+            tapfl.load(tmp_path, client="news")
+        assert "\n" not in str(caught.value)
+    for text in ("{", "[" * 100_000, '{"a":' * 100_000, "", "\ud800"):
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+        with pytest.raises(TapflError, match="not a readable record") as caught:
+            tapfl.load(tmp_path, client="news")
+        assert len(str(caught.value)) < 500
+
+
+def test_a_folder_of_the_version_before(finished, tmp_path):
+    """It can be used and put into tables; it cannot be continued."""
+    run_folder = tmp_path / "old"
+    shutil.copytree(finished / "run", run_folder)
+    record = json.loads((run_folder / "run.json").read_text())
+    for key in ("format", "threads", "models", "dropped", "data"):
+        del record[key]
+    for key in ("threads", "variants", "own"):
+        del record["config"][key]
+    (run_folder / "run.json").write_text(json.dumps(record | {"data": "miniature"}))
+    for path in (run_folder / "models").rglob("*.safetensors"):  # no labels, no checksums
+        BlockState.load(path).save(path, {"notes": "{}"})
+    model = tapfl.load(run_folder, client="news", device="cpu")
+    assert model.card.method == "tap"
+    assert model.predict("agnews", text="x") == load(finished, "news").predict("agnews", text="x")
+    assert tapfl.load(run_folder, client="news", model="federated").card.method == "fedavg"
+    tapfl.export(model, tmp_path / "taken", run_folder)
+    assert main(["table", str(run_folder)]) == 0
+    with pytest.raises(TapflError, match="cannot be continued"):
+        stored_config(run_folder)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda state: state["decoder/agnews"].fill_(float("nan")), "not finite"),
+    (lambda state: state._flat.update({"decoder/agnews": state["decoder/agnews"].double()}),
+     "torch.float64"),
+    (lambda state: state._flat.pop("decoder/agnews"), "'decoder/agnews' is missing"),
+])
+def test_blocks_that_are_no_models(finished, tmp_path, change, message):
+    out = tmp_path / "taken"
+    tapfl.export(load(finished, "news"), out)
+    state = BlockState.load(out / "model.safetensors")
+    change(state)
+    state.save(out / "model.safetensors", {})
+    with pytest.raises(TapflError, match=message) as caught:
+        tapfl.load(out, device="cpu")
+    assert "model.safetensors" in str(caught.value)
+
+
+def test_a_model_with_a_flipped_bit_or_in_anothers_place(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished / "run", folder)
+    path = folder / "models" / "tap" / "news.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(TapflError, match=r"news\.safetensors: damaged"):
+        tapfl.load(folder, client="news")
+
+
+def test_arrays_and_lists(finished):
+    looks, news = load(finished, "looks"), load(finished, "news")
+    pixels = np.full((20, 30, 3), (200, 30, 60), dtype=np.uint8)
+    one = looks.predict("fmnist", pixels)["image"]
+    assert np.array_equal(one, looks.predict("fmnist", Image.fromarray(pixels))["image"])
+    assert np.array_equal(one, looks.predict("fmnist", pixels / 255)["image"])
+    many = looks.predict("fmnist", np.stack([pixels, pixels]))
+    assert len(many) == 2
+    assert [a["label"] for a in news.predict("agnews", text=["a", "b"])] == [
+        news.predict("agnews", text=t)["label"] for t in ("a", "b")]
+    assert len(looks.predict("vqa", [pixels, pixels[:, :, 0]], ["what?", "why?"])) == 2
+    for wrong in (pixels.astype(np.int64), pixels[..., :2], pixels / 255 * 2,
+                  np.full((4, 4), np.nan)):
+        with pytest.raises(TapflError, match="not a readable picture"):
+            looks.predict("fmnist", wrong)
+
+
+OWN = """
+from tapfl.config import Section
+from tapfl.federated.method import FedAvg
+from tapfl.personal.posttrain import PostTrain
+
+class Mine(FedAvg):
+    class Settings(Section):
+        mu: float = 0.5
+
+class Third(PostTrain):
+    times = 3
+"""
+
+
+def test_models_of_ones_own_methods_are_exported(tmp_path):
+    (tmp_path / "minemod.py").write_text(OWN)
+    methods = ["minemod:Mine", "fedavg+minemod:Third"]
+    run(tiny_experiment(tmp_path, methods=methods, own={"Mine": {"mu": 0.7}}, train={"rounds": 1}),
+        tmp_path / "run", modules=tmp_path)
+    # Only the federated half is code that a model needs.
+    third = tapfl.load(tmp_path / "run", client="news", method="fedavg+minemod:Third")
+    tapfl.export(third, tmp_path / "third")
+    assert tapfl.load(tmp_path / "third").predict("agnews", text="x")
+    with pytest.raises(TapflError, match="--modules DIR"):
+        tapfl.load(tmp_path / "run", client="news", method="minemod:Mine")
+    mine = tapfl.load(tmp_path / "run", client="news", method="minemod:Mine", modules=tmp_path)
+    tapfl.export(mine, tmp_path / "mine")
+    assert "`minemod:Mine` is code" in (tmp_path / "mine" / "README.md").read_text()
+    with pytest.raises(TapflError, match="--modules DIR"):
+        tapfl.load(tmp_path / "mine")
+    again = tapfl.load(tmp_path / "mine", modules=tmp_path)
+    assert again._method.settings.mu == 0.7
+    assert again.predict("agnews", text="x") == mine.predict("agnews", text="x")
+
+
+def test_an_export_carries_weights_that_lie_in_a_folder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    sizes = {k: v for k, v in FLAVA.items() if k in ("hidden_size", "num_hidden_layers",
+                                                     "num_attention_heads", "intermediate_size")}
+    torch.manual_seed(0)
+    image = transformers.ViTModel(transformers.ViTConfig(**sizes, image_size=32, patch_size=8))
+    image.save_pretrained(tmp_path / "weights" / "image")
+    text = transformers.BertModel(transformers.BertConfig(**sizes | {"num_hidden_layers": 4},
+                                                          vocab_size=600))
+    text.save_pretrained(tmp_path / "weights" / "text")
+    load_tokenizer(FoundationConfig()).save_pretrained(tmp_path / "weights" / "text")
+    weights = {m: str(tmp_path / "weights" / m) for m in ("image", "text")}
+    config = tiny_experiment(tmp_path, train={"rounds": 1})
+    foundation = FoundationConfig(name="pair", weights=weights)
+    run(config.model_copy(update={"foundation": foundation}), tmp_path / "run")
+    model = tapfl.load(tmp_path / "run", client="shapes")
+    expected = model.predict("agnews", text="shares rise")
+    tapfl.export(model, tmp_path / "taken")
+    tapfl.export(model, tmp_path / "named", weights="{image: me/vit, text: me/bert}")
+    (tmp_path / "weights").rename(tmp_path / "moved")
+    shutil.move(tmp_path / "taken", tmp_path / "elsewhere")
+    assert tapfl.load(tmp_path / "elsewhere").predict("agnews", text="shares rise") == expected
+    card = json.loads((tmp_path / "named" / "tapfl.json").read_text())
+    assert card["config"]["foundation"]["weights"] == {"image": "me/vit", "text": "me/bert"}
+    moved = str({m: str(tmp_path / "moved" / m) for m in ("image", "text")}).replace("'", '"')
+    found = tapfl.load(tmp_path / "named", weights=moved)
+    assert found.predict("agnews", text="shares rise") == expected
 
 
 def test_prompts():
