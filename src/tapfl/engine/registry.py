@@ -103,7 +103,7 @@ def _check_own(config: Config, plans: Iterable[Plan]) -> None:
         other = classes.setdefault(cls.__name__, cls)
         if other is not cls and "Settings" in {*cls.__dict__, *other.__dict__}:
             raise TapflError(f"methods: two classes are called {cls.__name__}; their settings, "
-                             f"own.{cls.__name__}, cannot be told apart")
+                             f"own.{cls.__name__}, would be the same")
     for name in config.own:
         if name not in classes:
             raise TapflError(f"own.{name}: no method of this run is a class of that name"
@@ -128,7 +128,7 @@ def _import(module: str, name: str, folder: Path | None) -> Any:
     """Import a user's module: a file beside the configuration, or one that is installed."""
     if not all(part.isidentifier() for part in module.split(".")):
         raise TapflError(f"methods: '{name}': '{module}' is not the name of a module")
-    path = (folder or Path.cwd()) / (module.replace(".", "/") + ".py")
+    path = (folder or Path.cwd()).resolve() / (module.replace(".", "/") + ".py")
     try:
         if not path.is_file():
             return importlib.import_module(module)
