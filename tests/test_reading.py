@@ -60,7 +60,7 @@ def test_few_aliases_are_fine():
     "foundation: {name: pair, architecture: &a {image: *a}}", "methods: &a [*a]",
     "seed: &a {? [*a] : 1}", "a: &a [&b [*a, *b]]"])
 def test_a_circular_alias_is_refused(text, tmp_path):
-    assert "an alias stands inside of what it names" in refused(text, tmp_path=tmp_path)
+    assert "an alias is inside of what it names" in refused(text, tmp_path=tmp_path)
 
 
 @pytest.mark.parametrize("number", [

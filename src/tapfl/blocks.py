@@ -1,6 +1,6 @@
 """Blocks: the disjoint, named parts of the trainable server model (the paper's B_0..B_R).
 
-A block is the unit that a client owns, a task uses, the server averages, the wire carries, TAP
+A block is the unit that a client owns, a task uses, the server averages, a message carries, TAP
 replaces and a checkpoint stores. Nothing else decides which parameters are meant. In a network a
 block is a module, ``network.blocks[name]``; outside of it, it is one flat tensor in a BlockState.
 """
@@ -41,7 +41,7 @@ def check_block(name: str) -> str:
 
 
 class Route(NamedTuple):
-    """One of the four ways through the two stages: the stack and the expert taken in each."""
+    """One of the four paths through the two stages: the stack and the expert taken in each."""
 
     mote_stack: str
     mote_expert: str
@@ -52,8 +52,8 @@ class Route(NamedTuple):
 def paths(modality: str, kind: str) -> tuple[Route, Route, Route, Route]:
     """Return the four paths of a modality and a task kind, the private ones first.
 
-    Stage 1 (MoTE) routes by modality and holds experts per task kind, stage 2 (MoME) the other
-    way round. Each path is private or shared in the modality and in the task.
+    Stage 1 (MoTE) routes by modality and holds experts per task kind, stage 2 (MoME)
+    vice versa. Each path is private or shared in the modality and in the task.
     """
     return (
         Route(modality, kind, kind, modality),
@@ -120,7 +120,7 @@ class Ownership:
     def blocks_of(self, modalities: Iterable[str] | None, tasks: Iterable[str]) -> tuple[str, ...]:
         """Return B_i: the blocks of a client with these modalities and tasks, sorted.
 
-        ``modalities=None`` stands for the modalities of the tasks.
+        ``modalities=None`` means the modalities of the tasks.
         """
         chosen = [self.task(name) for name in tasks]
         if not chosen:
@@ -152,7 +152,7 @@ class BlockState(Mapping[str, Tensor]):
     """Values of some blocks: one flat tensor per block, its parameters in alphabetical order.
 
     A flat tensor makes loading, replacing and averaging one operation per block, whatever the
-    block is made of. ``shapes[block]`` tells its parameters' names and shapes.
+    block is made of. ``shapes[block]`` holds its parameters' names and shapes.
     """
 
     def __init__(self, flat: Mapping[str, Tensor], shapes: Mapping[str, Shapes]) -> None:
@@ -298,7 +298,7 @@ class BlockState(Mapping[str, Tensor]):
 
     @staticmethod
     def read_notes(path: Path | str) -> dict[str, Any]:
-        """Return the JSON that a file carries beside its tensors, under ``notes``."""
+        """Return the JSON that a file holds in addition to its tensors, under ``notes``."""
         try:
             with safe_open(str(path), framework="pt") as file:
                 return dict(json.loads((file.metadata() or {}).get("notes", "{}")))
@@ -307,7 +307,7 @@ class BlockState(Mapping[str, Tensor]):
 
 
 class BlockAverage:
-    """The weighted mean of each block over those who have it, one contribution at a time.
+    """The weighted mean of each block over the clients that have it, one contribution at a time.
 
     A running mean holds one accumulator however many clients contribute, and leaves a block that
     a single client owns, or that all agree on, bit for bit as it was.
@@ -320,7 +320,7 @@ class BlockAverage:
 
     @torch.no_grad()
     def add(self, state: BlockState, weight: float) -> None:
-        """Count ``state`` in with ``weight``."""
+        """Add ``state`` with ``weight``."""
         if not 0 < weight < float("inf"):
             raise TapflError(f"a weight must be positive and finite, got {weight}")
         known = [name for name in state if name in self._mean]
@@ -338,7 +338,7 @@ class BlockAverage:
                                  [weight / self.weights[name] for name in known])
 
     def result(self) -> BlockState:
-        """Return the mean of every block that somebody contributed."""
+        """Return the mean of every block that was contributed."""
         return BlockState(self._mean, self._shapes)
 
 
@@ -351,7 +351,7 @@ def average(states: Sequence[BlockState], weights: Sequence[float]) -> BlockStat
 
 
 def _lay_flat(blocks: nn.ModuleDict, name: str) -> tuple[Tensor, Shapes]:
-    """Return a block of a network as one flat tensor, in which its parameters lie, and its layout.
+    """Return a block of a network as one flat tensor, which holds its parameters, and its layout.
 
     The parameters are moved into such a tensor once; a network that was moved or cast since has to
     be laid out again.

@@ -152,7 +152,7 @@ def pretrain_mini(out: Path, *, steps: int = 3500, batch: int = 128, pool: int =
 
 
 def save_foundation(foundation: Foundation, out: Path) -> Path:
-    """Write a foundation's own tensors; half precision is plenty for a frozen base."""
+    """Write a foundation's own tensors; half precision is enough for a frozen base."""
     tensors = {name: value.detach().half().cpu().contiguous()
                for name, value in foundation.state_dict().items()}
     out.parent.mkdir(parents=True, exist_ok=True)

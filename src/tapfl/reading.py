@@ -1,4 +1,4 @@
-"""Read YAML and hold it to a model: every fault is one line that names file, key and remedy."""
+"""Read YAML and validate it: every fault is one line that names file, key and remedy."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def exists(path: str | Path) -> bool:
 def open_regular(path: str | Path, limit: int | None = None) -> io.BufferedReader:
     """Open a regular file of at most ``limit`` bytes; a pipe or a device would never end."""
     def opener(name: str, flags: int) -> int:
-        # Without this flag, opening a pipe waits until somebody writes to it.
+        # Without this flag, opening a pipe waits until another process writes to it.
         return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
     # Devices are not even opened: that alone can have an effect.
@@ -139,7 +139,7 @@ def _count(node: yaml.Node | None) -> None:
             for child in inner:
                 if sizes.get(id(child)) == 0:
                     raise yaml.constructor.ConstructorError(
-                        None, None, "an alias stands inside of what it names", child.start_mark)
+                        None, None, "an alias is inside of what it names", child.start_mark)
             stack.extend(child for child in inner if id(child) not in sizes)
             continue
         stack.pop()

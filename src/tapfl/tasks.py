@@ -19,7 +19,7 @@ IMAGE_GENERATION = "image_generation"
 TEXT_CLASSIFICATION = "text_classification"
 TEXT_GENERATION = "text_generation"
 KINDS = (IMAGE_CLASSIFICATION, IMAGE_GENERATION, TEXT_CLASSIFICATION, TEXT_GENERATION)
-# What a kind cannot do without; text can be written about either, so that one needs nothing.
+# The modality that a kind requires; text can be generated from either, so it requires none.
 NEEDS = {IMAGE_CLASSIFICATION: "image", IMAGE_GENERATION: "image", TEXT_CLASSIFICATION: "text"}
 MAX_CLASSES = 1_000_000
 
@@ -91,7 +91,7 @@ class Batch:
 
     ``image`` is uint8 ``(B, 3, 64, 64)``; ``text`` and ``answer`` are token ids ``(B, T)`` with a
     boolean mask that is true on real tokens (no mask: nothing is padded); ``label`` is ``(B,)``.
-    ``real (B,)`` is true on samples that count (None: all do); others are there for a round shape.
+    ``real (B,)`` is true on samples that count (None: all do); the others only round the shape up.
     """
 
     image: Tensor | None = None
@@ -115,7 +115,7 @@ class Batch:
 
 
 def at_least_fp32(values: Tensor) -> Tensor:
-    """Return half-precision values in fp32, others as they are: losses want the digits."""
+    """Return half-precision values in fp32, others as they are: losses need the precision."""
     return values.float() if values.element_size() < 4 else values
 
 

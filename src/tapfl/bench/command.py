@@ -19,7 +19,7 @@ Verbs = Any  # argparse's collection of subparsers
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How one benchmark presents itself; it lives in the module of its name."""
+    """A benchmark's help and options; its code is in the module of its name."""
 
     name: str
     short: str
@@ -42,11 +42,11 @@ BENCHMARKS = (
               ("batch", "kinds", "steps", "compile")),
     Benchmark("server", "averaging updates, next to a plain copy",
               "Time the server's average of 2 to 1000 clients' updates, in bytes a second next to\n"
-              "a plain copy of the same size, and tell what memory it holds.",
+              "a plain copy of the same size, and report the memory it holds.",
               ("tapfl bench server", "tapfl bench server flava --device cuda",
                "tapfl bench server mini --clients 10,10000"), ("clients",), bare=True),
     Benchmark("scale", "a round as the number of clients grows",
-              "Time rounds of TAP in federations of 30 to 10,000 clients of one kind, and tell\n"
+              "Time rounds of TAP in federations of 30 to 10,000 clients of one kind, and report\n"
               "their memory. Every size runs in a process of its own, on synthetic data.",
               ("tapfl bench scale", "tapfl bench scale --clients 30,300 --rounds 30"),
               ("clients", "rounds")),
@@ -180,6 +180,6 @@ def configure(preset: str, overrides: list[str]) -> tuple[Config, list[str]]:
 
 
 def _sets(overrides: list[str], key: str) -> bool:
-    """Return whether the user gives a key a value, or the section it stands in."""
+    """Return whether the user gives a key a value, or the section it is in."""
     section = key.partition(".")[0]
     return any(o.partition("=")[0] in (key, section) for o in overrides)

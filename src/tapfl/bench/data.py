@@ -31,7 +31,7 @@ def run(config: Config, device: str, quick: bool = False) -> Report:
     tokenizer = load_tokenizer(config.foundation)
     limit = build_foundation(config.foundation, layers_per_stage=config.backbone.layers_per_stage,
                              device="meta").max_text
-    torch.zeros(1, device=device)  # a GPU's start is not the first data set's fault
+    torch.zeros(1, device=device)  # a GPU's start must not count for the first data set
     rows, own = [], own_data(config, file)
     with _empty_cache():
         for name, task in file.task_table().items():

@@ -17,7 +17,7 @@ from tapfl.tasks import Batch, Task
 class StepFlops:
     """Counts matrix products, forward and backward, on a model that holds no memory.
 
-    What paths share is counted once, whatever a kernel computes twice to be faster.
+    What paths share is counted once, even if a kernel computes it twice to be faster.
     """
 
     def __init__(self, config: Config, tasks: Mapping[str, Task]) -> None:

@@ -87,7 +87,7 @@ def peak_memory(device: str) -> int:
         return memory(device)["peak_cuda"]
     status = Path("/proc/self/status")
     if status.is_file():
-        # What getrusage tells of a new process begins with what its parent held.
+        # What getrusage reports for a new process includes what its parent held.
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -145,7 +145,7 @@ def show(report: Report) -> None:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text; numbers with three digits that mean something."""
+    """Return a value as text; numbers with three significant digits."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if isinstance(value, int) or abs(value) >= 1000:

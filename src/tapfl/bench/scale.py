@@ -1,4 +1,4 @@
-"""What a round costs as the federation grows: it should not notice."""
+"""What a round costs as the federation grows: it should stay the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One size of `tapfl bench scale`: its order on standard input, what it found on standard output.
+"""One size of `tapfl bench scale`: its task on standard input, its results on standard output.
 
     python -m tapfl.bench.scale_one < order.json
 """
@@ -23,15 +23,15 @@ from tapfl.federated.method import FedAvg
 
 
 class Idle(FedAvg):
-    """Everything a round does but train."""
+    """Everything that a round does except training."""
 
     def train(self, client: Client, round_: int) -> Losses:
-        """Leave the client's blocks as they came."""
+        """Leave the client's blocks as they are."""
         return {}
 
 
 class Enough(Exception):
-    """The last round is over; nobody wants the final models."""
+    """The last round is over; no final models are needed."""
 
 
 class Clock:
@@ -42,7 +42,7 @@ class Clock:
         self.begun, self.ends, self.rounds = 0.0, [0.0], 0
 
     def __call__(self, event: Event) -> None:
-        """Look at the time."""
+        """Note the time."""
         if isinstance(event, RunStarted):  # model and data are there
             self.begun, self.rounds = time.perf_counter(), event.rounds
             self.ends = [self.begun]
@@ -68,7 +68,7 @@ def watched(config: Config, out: Path, device: str) -> Clock:
 
 
 def measure(order: Mapping[str, Any]) -> dict[str, float]:
-    """Run the rounds of TAP, then those in which nobody trains."""
+    """Run the rounds of TAP, then rounds without training."""
     config = Config.model_validate(order["config"])
     folder, device, warmup = Path(order["folder"]), str(order["device"]), int(order["warmup"])
     clock = watched(config, folder / "tap", device)

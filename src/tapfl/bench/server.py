@@ -18,7 +18,7 @@ COLUMNS = ["clients", "ms", "GB/s", "share of copy", "extra MB"]
 
 def run(config: Config, device: str, quick: bool = False,
         clients: Sequence[int] | None = None) -> Report:
-    """Average updates of all the server's blocks from ever more clients."""
+    """Average updates of all the server's blocks from more and more clients."""
     updates = _updates(config, device)
     size, blocks = updates[0].nbytes, len(updates[0])
     copy = _copy_rate(updates, device, repeats=3 if quick else 20)
@@ -34,7 +34,7 @@ def run(config: Config, device: str, quick: bool = False,
         "server: averaging clients' updates block by block",
         {"blocks": blocks, "update MB": size / 1e6, "copy GB/s": copy / 1e9}, COLUMNS, rows,
         "Bytes read and written a second; copying is one tensor of an update's size into another. "
-        "Extra: what the average holds beside the updates.")
+        "Extra: what the average holds in addition to the updates.")
 
 
 def _updates(config: Config, device: str) -> list[BlockState]:
@@ -47,7 +47,7 @@ def _updates(config: Config, device: str) -> list[BlockState]:
 
 def _measured(updates: Sequence[BlockState], count: int, device: str,
               repeats: int) -> tuple[float, int]:
-    """Return the seconds of averaging so many updates, and the bytes held beside them."""
+    """Return the seconds of averaging so many updates, and the bytes held in addition to them."""
     mean: list[BlockState] = []
 
     def average() -> None:

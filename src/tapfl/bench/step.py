@@ -106,9 +106,9 @@ def _steps(method: FedAvg, client: Client, objective: Objective,
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     train()
-    peak = peak_memory(context.device)  # of plain steps: a recorded one hides what it holds
+    peak = peak_memory(context.device)  # of plain steps: a captured one hides what it holds
     if cuda:
-        train()  # what was seen once is recorded now
+        train()  # what was seen once is captured now
     drawn, seconds = once(train, context.device)
     return seconds / steps, drawn, peak
 

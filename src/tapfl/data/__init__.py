@@ -1,1 +1,1 @@
-"""The data room: who holds what, the data sets, and batches of them."""
+"""Data: who holds what, the data sets, and batches of them."""

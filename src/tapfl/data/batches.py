@@ -1,8 +1,8 @@
 """Samples as tensors, and minibatches of them.
 
 On a GPU the data sets stay there where they fit; a local training sends the rows it will use once,
-and nothing in it waits for the device. Shapes are rounded up, so that few different ones occur and
-recorded steps can be used again; what is added does not count.
+and then never synchronises with the device. Shapes are rounded up, so that few different ones occur
+and captured steps can be replayed; what is added does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROW_STEP = 16  # a task's share of a mixed minibatch is rounded up to so many ro
 
 
 def bucket_length(length: int) -> int:
-    """Return the next length of a ladder whose steps grow: few shapes, little padding."""
+    """Return the next of some lengths whose differences grow: few shapes, little padding."""
     step = 8 if length <= 32 else 16 if length <= 96 else 32
     return -(-length // step) * step
 
@@ -74,7 +74,7 @@ class Texts:
 class TaskData:
     """One split of a task's data set, resident on the device.
 
-    Images that do not fit there wait in page-locked memory on the host.
+    Images that do not fit there stay in page-locked memory on the host.
     """
 
     task: Task
@@ -106,7 +106,7 @@ class TaskData:
                         texts(self.answers), references, self.device, self.classes)
 
     def to(self, device: torch.device | str, images_too: bool = True) -> TaskData:
-        """Move the tensors to a device; large image sets may stay behind."""
+        """Move the tensors to a device; large image sets may stay on the host."""
         self.device = torch.device(device)
         for tokens in (self.text, self.answers):
             if tokens is not None:
@@ -163,14 +163,14 @@ class TaskData:
         return batch
 
     def _fetch(self, rows: Rows) -> Tensor:
-        """Copy images from the host on the way to the device, without waiting for them."""
+        """Copy images from the host to the device, without waiting for them."""
         assert self.images is not None
         chosen = torch.empty(len(rows), *self.images.shape[1:], dtype=torch.uint8, pin_memory=True)
         torch.index_select(self.images, 0, torch.from_numpy(rows), out=chosen)
         return chosen.to(self.device, non_blocking=True)
 
     def in_order(self, size: int) -> Iterator[tuple[Rows, Batch]]:
-        """Go through all samples once."""
+        """Iterate over all samples once."""
         for start in range(0, len(self), size):
             rows = np.arange(start, min(start + size, len(self)))
             yield rows, self.batch(rows)
@@ -191,7 +191,7 @@ Draw = list[tuple[TaskData, Rows]]  # the rows of every task in one minibatch
 
 @dataclass(frozen=True)
 class ClientData:
-    """What a client holds: some rows of its tasks' training data, and of it a hold-out."""
+    """What a client holds: some rows of its tasks' training data, and a held-out part of them."""
 
     holdings: Sequence[tuple[TaskData, Rows]]
     holdout: Sequence[tuple[TaskData, Rows]]
@@ -230,7 +230,7 @@ class ClientData:
         return dealt
 
     def _on_device(self, draws: Sequence[Draw], size: int) -> Iterator[list[TaskBatch]]:
-        """Send all rows at once; then make minibatches of rounded shapes from them."""
+        """Send all row numbers at once; then make minibatches of rounded shapes from them."""
         mixed = len(self.holdings) > 1
         padded = [[(data, _pad(rows) if mixed else rows) for data, rows in draw] for draw in draws]
         flat = [rows for draw in padded for _, rows in draw]

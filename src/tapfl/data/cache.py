@@ -1,8 +1,8 @@
-"""What was prepared once and is found again: memory-mapped files, by what they were made from.
+"""A cache of prepared data: memory-mapped files, found by what they were made from.
 
 An entry is a folder named by a checksum of its key. It is made under another name and renamed when
 it is whole, under a lock, so that two processes never see half of one, nor do the work twice. A
-file that was cut short is noticed by its size and made anew.
+file that was cut short is noticed by its size and made again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def root() -> Path:
 def library_folder(digest: str) -> str:
     """Return where the datasets library keeps its copy of files with this checksum.
 
-    Where the cache cannot be written, that is a folder which goes with the process.
+    Where the cache cannot be written, that is a folder which is removed with the process.
     """
     folder = root() / "tables" / digest[:32]
     try:
@@ -90,12 +90,12 @@ def _write(folder: Path, entry: Entry) -> None:
         (partial / NOTES).write_text(json.dumps({"size": size, "notes": notes}), encoding="utf-8")
         partial.rename(folder)
     except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the room
+        shutil.rmtree(partial, ignore_errors=True)  # a full disk needs the space
         raise error if isinstance(error, OSError) else OSError(str(error)) from None
 
 
 def _read(folder: Path) -> Entry | None:
-    """Return a whole entry; what is not whole is not there."""
+    """Return a complete entry; an incomplete one counts as missing."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):
         record = json.loads((folder / NOTES).read_text(encoding="utf-8"))
         if (folder / TENSORS).stat().st_size == record["size"]:

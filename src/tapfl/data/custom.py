@@ -1,4 +1,4 @@
-"""A user's own data: where a task's or a client's samples lie, told in the federation file."""
+"""A user's own data: where a task's or a client's samples are, as the federation file says."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FIELD = re.compile(r"\{([^{}]*)\}")
 
 
 class DataEntry(Section):
-    """Samples in local files or on the hub, and which columns they stand in.
+    """Samples in local files or on the hub, and which columns they are in.
 
-    ``path`` is a folder of pictures (one folder a class) or a CSV, JSON lines or parquet file,
-    beside the federation file; ``hub`` is an id there (with ``subset`` and ``split``). ``image``
-    and ``label`` name columns; ``text`` and ``answer`` name a column or are templates such as
-    ``"Question: {question}"``. ``test`` is the share kept for the test, or another path or split.
-    ``encoding`` is that of CSV and JSON lines (UTF-8).
+    ``path`` is a folder of pictures (one folder per class) or a CSV, JSON lines or parquet file,
+    relative to the federation file; ``hub`` is an id there (with ``subset`` and ``split``).
+    ``image`` and ``label`` name columns; ``text`` and ``answer`` name a column or are templates
+    such as ``"Question: {question}"``. ``test`` is the share kept for the test, or another path or
+    split. ``encoding`` is that of CSV and JSON lines (UTF-8).
     """
 
     path: PathText | None = None
@@ -68,9 +68,9 @@ class DataEntry(Section):
 
 @dataclass(frozen=True)
 class OwnData:
-    """What a federation file tells of data: by task, or by task and client.
+    """What a federation file says about data: by task, or by task and client.
 
-    ``folder`` is where paths begin; ``names`` are the classes of a task, where they have names.
+    ``folder`` is what paths are relative to; ``names`` are the names of a task's classes, if any.
     """
 
     folder: Path = Path()
@@ -138,7 +138,7 @@ def _recipe(entry: DataEntry, task: Task, names: tuple[str, ...], table: Table) 
     if image:
         columns.append(image)
     key = "own " + entry.model_dump_json(include={"image", "text", "label", "answer"})
-    place = Path(table.where) if entry.path else None  # a file may name pictures beside it
+    place = Path(table.where) if entry.path else None  # a file may name pictures relative to it
     return Recipe(f"{key} {names}", tuple(dict.fromkeys(columns)), image, text, label, answer,
                   folder=place.parent if place and is_file(place) else None)
 

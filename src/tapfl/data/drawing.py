@@ -25,7 +25,7 @@ Y, X = (a.astype(np.float32)[None] for a in np.mgrid[-1:1:SIDE * 1j, -1:1:SIDE *
 
 
 def column(values: Any) -> Pixels:
-    """Return one value per sample, ready to meet the coordinates."""
+    """Return one value per sample, in a shape that broadcasts over the coordinates."""
     return np.asarray(values, dtype=np.float32)[:, None, None]
 
 
@@ -101,7 +101,7 @@ def by_kind(draw: Callable[[int, Pixels, Pixels], Any], kinds: NDArray[np.int64]
 
 
 def paint(mask: Pixels, color: Pixels, background: Pixels) -> Pixels:
-    """Lay a coloured figure over a background, ``(N, 3, side, side)``."""
+    """Draw a coloured figure over a background, ``(N, 3, side, side)``."""
     painted: Pixels = background * (1 - mask[:, None]) + color[:, :, None, None] * mask[:, None]
     return painted
 

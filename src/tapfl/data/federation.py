@@ -31,7 +31,7 @@ def _fraction(value: object) -> Fraction:
         raise ValueError("expected a share such as 1, 0.5 or 1/3")
     share = Fraction(str(value))
     if not 0 < share <= 1:
-        raise ValueError("a share lies above 0 and is at most 1")
+        raise ValueError("a share is above 0 and at most 1")
     return share
 
 
@@ -45,8 +45,8 @@ Holding = Annotated[
 class TaskEntry(Section):
     """A task in a federation file; ``classes`` is their number, or their names.
 
-    ``data`` is where its samples lie; without it they come from the configuration's source, or
-    every client that has the task brings its own.
+    ``data`` is where its samples are; without it they come from the configuration's source, or
+    every client that has the task has its own.
     """
 
     kind: str
@@ -171,10 +171,10 @@ class Client(Member):
 
 
 class Federation(Sequence[Client]):
-    """All clients. One is put together when it is asked for: thousands cost nothing.
+    """All clients. Each is built on access: thousands cost nothing.
 
     Shares of one data set, and label skew, are a simulation: the data set is loaded once and the
-    clients are rows of it. A client that brings its own files is built from those alone.
+    clients are rows of it. A client with its own files is built from those alone.
     """
 
     def __init__(self, file: FederationFile, splits: Splits, config: FederationConfig,
@@ -229,7 +229,7 @@ class Federation(Sequence[Client]):
                 if i != client.index and task in self._entry(i).tasks]
 
     def data_sets(self) -> Iterator[tuple[str, TaskData, TaskData]]:
-        """Go through all training and test data: a task's, or a client's own of a task."""
+        """Iterate over all training and test data: a task's, or a client's own of a task."""
         for task, (train, test) in self.splits.items():
             yield task, train, test
         for entry in self.file.clients:
@@ -238,7 +238,7 @@ class Federation(Sequence[Client]):
                     yield f"{task}/{entry.name}", *self.splits.of_client(task, entry.name)
 
     def check(self) -> None:
-        """Refuse a federation in which a client has too little data; reads everybody's data."""
+        """Refuse a federation in which a client has too little data; reads all data."""
         for index in range(len(self)) if self.config.holdout or self.splits.brought else ():
             for task in self._entry(index).tasks:
                 self._held_out(index, task, len(self._rows(index, task)[0]))
@@ -271,7 +271,7 @@ class Federation(Sequence[Client]):
         first = group * len(self.file.clients) if group < self.config.groups else 0
         if group < self.config.groups and name in self._kinds:
             return self[first + self._kinds[name]]
-        # Its own group tells most; all clients together would take long to compare.
+        # Its own group is the best hint; all clients together would take long to compare.
         known = range(first, min(first + max(len(self._kinds), HINTS), len(self)))
         raise TapflError(f"unknown client '{id_}'" + nearest(id_, map(self.id_of, known)))
 
@@ -312,7 +312,7 @@ class Federation(Sequence[Client]):
         return dict(zip(holders, train, strict=True)), dict(zip(holders, test, strict=True))
 
     def _check(self) -> None:
-        """Refuse a federation in which somebody would hold nothing of a task."""
+        """Refuse a federation in which a client would have no sample of a task."""
         if self.splits.brought and self.config.groups > 1:
             raise TapflError(f"federation.groups: {self.config.groups} groups of clients cannot "
                              "share the data that a client brings itself; expected 1")
@@ -328,7 +328,7 @@ class Federation(Sequence[Client]):
 
 
 class Roster(Sequence[Member]):
-    """The members of a federation; one is put together when it is asked for."""
+    """The members of a federation, each built on access."""
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -353,7 +353,7 @@ def client_id(group: int, name: str, groups: int) -> str:
 
 
 def parse_id(id_: str, groups: int) -> tuple[int, str]:
-    """Return the group and the name that an id speaks of; what is no id has neither."""
+    """Return the group and the name in an id; what is no id has neither."""
     if groups == 1:
         return 0, id_
     found = re.fullmatch(r"g(0|[1-9][0-9]{0,8})-(.+)", id_)

@@ -1,6 +1,6 @@
 """The paper's eight data sets, with the paper's conventions.
 
-Sizes are those of what is there: the full sets of the hub, or a mirror that holds a part of them.
+All rows that exist are used: the full sets of the hub, or a mirror that holds a part of them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HubSet:
 
 def _full(columns: tuple[str, ...], words: Callable[[Row], tuple[str, str]],
           row: Row) -> tuple[str, str]:
-    """Make a row's words, if it has all that they are made of."""
+    """Make a row's text and answer, if it has all that they need."""
     for column in columns:
         if row[column] is None or (isinstance(row[column], str) and not row[column].strip()):
             raise ValueError(f"column '{column}' is empty")

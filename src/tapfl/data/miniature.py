@@ -1,7 +1,7 @@
 """A miniature world: eight small data sets that mirror the paper's eight, made from a seed.
 
 Nothing is downloaded. The pictures are drawn, the texts are written by small grammars; samples of
-training and test never coincide. The data sets carry the names of those they stand in for.
+training and test never coincide. The data sets have the names of those that they replace.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def generate(name: str, train: int, test: int, seed: int) -> tuple[Samples, Samp
 
 
 def _shapes(rng: Rng, count: int) -> Samples:
-    """Image classification by shape; colour, place, size and angle mean nothing."""
+    """Image classification by shape; colour, place, size and angle do not matter."""
     labels = rng.integers(len(SHAPES), size=count)
     x, y = place(rng, count, rng.uniform(-.45, .45, count), rng.uniform(-.45, .45, count),
                   rng.uniform(.3, .6, count), .5)
@@ -59,7 +59,7 @@ def _shapes(rng: Rng, count: int) -> Samples:
 
 
 def _textures(rng: Rng, count: int) -> Samples:
-    """Image classification by pattern; the two colours and the scale mean nothing."""
+    """Image classification by pattern; the two colours and the scale do not matter."""
     labels = rng.integers(len(TEXTURES), size=count)
     x, y = place(rng, count, rng.uniform(-1, 1, count), rng.uniform(-1, 1, count),
                   rng.uniform(.3, .6, count), .15)
@@ -110,7 +110,7 @@ _VERBS = ("praised questioned delayed announced discussed expected followed chan
 
 
 def _news(rng: Rng, count: int) -> Samples:
-    """Topic classification: most telling words belong to the topic, some to another one."""
+    """Topic classification: most topical words belong to the topic, some to another one."""
     words = [topic.split() for topic in TOPICS.values()]
 
     def one() -> tuple[str, int]:
@@ -169,7 +169,7 @@ def _quiz(rng: Rng, count: int) -> Samples:
 
 
 def _questions(rng: Rng, count: int) -> Samples:
-    """Questions about a picture of two figures: neither alone gives the answer away."""
+    """Questions about two figures: neither picture nor question alone gives the answer."""
     images, figures = _two_figures(rng, count)
     pairs = []
     for both in figures:
@@ -186,7 +186,7 @@ def _questions(rng: Rng, count: int) -> Samples:
 
 
 def _two_figures(rng: Rng, count: int) -> tuple[NDArray[np.uint8], list[list[tuple[str, str]]]]:
-    """Draw a figure on the left and one on the right; tell their colours and shapes."""
+    """Draw a figure on the left and one on the right; return their colours and shapes too."""
     names = list(COLORS)
     shapes = np.array([rng.choice(len(SHAPES), 2, replace=False) for _ in range(count)])
     colors = np.array([rng.choice(len(names), 2, replace=False) for _ in range(count)])
@@ -229,7 +229,7 @@ def _concepts(rng: Rng, count: int) -> Samples:
 
 
 def _unique(make: Callable[[], tuple[Any, ...]], count: int) -> list[tuple[Any, ...]]:
-    """Call ``make`` until ``count`` samples with different texts have come."""
+    """Call ``make`` until there are ``count`` samples with different texts."""
     found: dict[str, tuple[Any, ...]] = {}
     for _ in range(100 * count):
         sample = make()

@@ -28,7 +28,7 @@ from tapfl.events import DataPrepared, Message, RowsDropped, Subscriber, nobody
 from tapfl.reading import SURROGATE, read_bytes
 from tapfl.tasks import MAX_CLASSES, Task
 
-VERSION = 3  # of what is made from the same rows; another one makes everything anew
+VERSION = 3  # of what is made from the same rows; another one prepares everything again
 SIDE = 64
 FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")  # decoders that only decode
 NAMED = 3  # broken rows that a message names; it counts all
@@ -41,11 +41,11 @@ MAX_PIXELS = 89_478_485  # where Pillow begins to suspect a decompression bomb
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a row becomes a sample. ``key`` tells recipes apart that read the same table.
+    """How a row becomes a sample. ``key`` distinguishes recipes that read the same table.
 
     ``image`` is the column with the picture. ``text``, ``answer`` and ``label`` read a row; what
-    they raise makes the row a broken one. ``labels`` is the column that may know the classes'
-    names; ``folder`` is where paths of pictures begin.
+    they raise makes the row a broken one. ``labels`` is the column that may have the classes'
+    names; ``folder`` is what paths of pictures are relative to.
     """
 
     key: str
@@ -74,7 +74,7 @@ class Preparation:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
     def prepare(self, task: Task, recipe: Recipe, table: Table) -> TaskData:
-        """Return a table's samples, from the cache where they are there."""
+        """Return a table's samples, from the cache if they are there."""
         key = {"version": VERSION, "recipe": recipe.key, "table": table.digest, "side": SIDE,
                "kind": task.kind, "modalities": task.modalities, "classes": task.classes,
                "tokenizer": self.fingerprint, "max_text": self.max_text}
@@ -129,7 +129,7 @@ class _Maker:
                 ("text", recipe.text), ("label", recipe.label), ("answer", recipe.answer)) if read}
             if recipe.image:
                 found["image"] = picture(row[recipe.image], recipe.folder)
-        except Exception as error:  # a decoder may raise anything; the row is named, and left out
+        except Exception as error:  # a decoder may raise anything; the row is reported and dropped
             return _reason(error)
         for name in ("text", "answer"):
             if not found.get(name, "x").strip():

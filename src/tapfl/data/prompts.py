@@ -12,7 +12,7 @@ from tapfl.reading import SURROGATE
 
 TEXT = "text"
 LISTS = ("choices", "concepts")  # columns that JSON can hold and CSV cannot
-NO_ANSWER = {"answer": 0, "multiple_choice_answer": "", "target": ""}  # what is still to be said
+NO_ANSWER = {"answer": 0, "multiple_choice_answer": "", "target": ""}  # what the model is to answer
 
 
 def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None) -> str:
@@ -21,7 +21,7 @@ def prompt(task: str, values: Mapping[str, Any], entry: DataEntry | None = None)
     A template with one field takes the text there; one with several takes it as the whole prompt.
     """
     made = _made(task, values, entry)
-    if SURROGATE.search(made):  # no tokenizer takes it
+    if SURROGATE.search(made):  # no tokenizer accepts it
         raise TapflError(f"task '{task}': its text holds half a character (a lone surrogate)")
     return made
 

@@ -15,7 +15,7 @@ def deal(order: Rows, labels: Labels, test_labels: Labels, shares: NDArray[np.fl
     """Return every client's training rows, and its test rows by the same draw.
 
     ``order`` are the training rows in the order in which they are dealt. What the shares leave
-    over goes to nobody. A client may have no test data of its own.
+    over is not used. A client may have no test data of its own.
     """
     train: list[list[Rows]] = [[] for _ in shares]
     test: list[list[Rows]] = [[np.arange(0)] for _ in shares]

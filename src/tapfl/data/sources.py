@@ -25,14 +25,14 @@ Pair = tuple[TaskData, TaskData]
 class Splits(dict[str, Pair]):
     """Training and test data of the tasks whose clients hold shares of one data set.
 
-    ``brought`` are the tasks whose clients bring data of their own: ``of_client`` loads one
-    client's files, and nobody else's, when they are first needed.
+    ``brought`` are the tasks whose clients have data of their own: ``of_client`` loads one
+    client's files, and no other's, when they are first needed.
     """
 
     brought: frozenset[str] = frozenset()
 
     def of_client(self, task: str, client: str) -> Pair:
-        """Return both splits of what a client brings for a task."""
+        """Return both splits of a client's own data of a task."""
         raise KeyError(task)
 
 
@@ -69,7 +69,7 @@ def load_data(config: Config, tasks: Mapping[str, Task], tokenizer: Any, max_tex
 
 @dataclasses.dataclass
 class _Placement:
-    """Moves data to the device; images only while there is room for them."""
+    """Moves data to the device; images only while there is space for them."""
 
     device: str
     room: float
@@ -107,7 +107,7 @@ class _Loader:
         return self.place(SOURCES[self.config.source](self, task))
 
     def of_client(self, task: str, client: str) -> Pair:
-        """Return what a client brings for a task: only its own files are read."""
+        """Return a client's own data of a task: only its own files are read."""
         return self.place(self._entry(self.tasks[task], self.own.clients[task][client]))
 
     def _entry(self, task: Task, entry: custom.DataEntry) -> Pair:

@@ -1,4 +1,4 @@
-"""Random samples in the sizes and lengths of the paper's data sets: to measure speed, no more.
+"""Random samples in the sizes and lengths of the paper's data sets: only to measure speed.
 
 They are made as tensors, without files, drawing or tokenizing. There is nothing to learn in them.
 """
@@ -67,7 +67,7 @@ def generate(config: DataConfig, task: Task, tokenizer: Any, max_text: int,
              device: str) -> tuple[TaskData, TaskData]:
     """Make both splits of a task's data set, on the device; a name not listed gets a plain one.
 
-    The same seed gives the same samples, but for images, which each kind of device draws its way.
+    The same seed gives the same samples, except for images, which differ between kinds of devices.
     """
     shape = SHAPES.get(task.name, Shape())
     test = min(shape.test, MAX_REFERENCES) if task.kind == TEXT_GENERATION else shape.test

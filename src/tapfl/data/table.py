@@ -54,7 +54,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Table:
-    """``where`` names it in messages; ``digest`` tells its content apart from any other."""
+    """``where`` names it in messages; ``digest`` identifies its content."""
 
     where: str
     digest: str
@@ -78,14 +78,14 @@ class Table:
                 raise TapflError(f"{self.where}: two columns are called '{name}'")
 
     def with_files(self, column: str, folder: Path) -> Table:
-        """Return the same table, told apart also by the files that a column names."""
+        """Return the same table, whose digest includes the files that a column names."""
         named = sorted({row[column] for _, rows in self.chunks() for row in rows
                         if isinstance(row, dict) and isinstance(row.get(column), str)})
         return dataclasses.replace(self, digest=f"{self.digest} {checksums(folder, named)}",
                                    load=lambda: self.content)
 
     def chunks(self) -> Iterator[tuple[int, Sequence[Row | str]]]:
-        """Go through the rows: the first one's number, and some hundred of them."""
+        """Iterate over the rows in chunks: the first one's number, and some hundred rows."""
         for start in range(0, len(self), CHUNK):
             yield start, self.content.rows(start, min(start + CHUNK, len(self)))
 
@@ -115,7 +115,7 @@ def hub_table(id_: str, split: str, subset: str | None = None,
 
 
 def file_table(path: Path, split: str | None = None, encoding: str | None = None) -> Table:
-    """Return a CSV, JSON lines or parquet file, or a folder of pictures, one folder a class.
+    """Return a CSV, JSON lines or parquet file, or a folder of pictures, one folder per class.
 
     ``encoding`` is that of CSV and JSON lines, UTF-8 by default.
     """
@@ -145,7 +145,7 @@ def file_table(path: Path, split: str | None = None, encoding: str | None = None
 def _load(where: str, *arguments: Any, **options: Any) -> Any:
     """Load a data set. Local ones have a ``cache_dir`` for their content alone.
 
-    By itself the library tells folders apart by their README and name, not by their files, and
+    By itself the library distinguishes folders by their README and name, not by their files, and
     would give the rows of another mirror.
     """
     datasets = _library()
@@ -246,7 +246,7 @@ def _csv(lines: Iterable[str], delimiter: str,
 
 
 def _records(lines: Iterable[str], delimiter: str) -> Iterator[list[str] | str]:
-    """Go through the records of a CSV file; what is none is a text that says why."""
+    """Iterate over the records of a CSV file; a broken one is a text that says why."""
     taken: list[str] = []  # the lines of the record that is being read
     last: list[str] = []
     held: list[str] | str | None = None  # one is kept back: the last may be an open quote
@@ -313,7 +313,7 @@ def _json(line: str, undecoded: str) -> Row | str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Go through all texts in a JSON value, keys included."""
+    """Iterate over all texts in a JSON value, keys included."""
     stack = [value]
     while stack:
         top = stack.pop()
@@ -342,7 +342,7 @@ def _split_folder(path: Path, split: str | None) -> Path:
     if inner.is_dir() and any(p.is_dir() for p in inner.iterdir()):
         return inner
     if split not in (None, "train"):
-        raise TapflError(f"{path}: has no folder '{split}' with a folder of pictures a class")
+        raise TapflError(f"{path}: has no folder '{split}' with a folder of pictures per class")
     return path
 
 
@@ -360,7 +360,7 @@ def _picture_row(path: Path, folder: Path) -> Row | str:
 
 
 def _files(folder: Path) -> list[Path]:
-    """List what is below a folder and is none, in order; hidden files are not data."""
+    """List the files below a folder, in order; hidden files are not data."""
     return [p for p in sorted(folder.rglob("*")) if not p.is_dir()
             and not any(part.startswith(".") for part in p.relative_to(folder).parts)]
 

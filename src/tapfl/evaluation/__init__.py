@@ -1,1 +1,1 @@
-"""The evaluation room: what a final model is worth on its tasks."""
+"""Evaluation: how good a final model is on its tasks."""

@@ -50,7 +50,7 @@ def _scorer(library: Any, place: str, layer: int, device: str) -> Any:
     logging.disable_progress_bar()  # a bar over weights that load in no time
     only_safetensors(Path(place))
     scorer = library.BERTScorer(model_type=place, num_layers=layer, device=device)
-    # A tokenizer that does not know its model's limit would be asked to cut at 10^30 tokens.
+    # A tokenizer without its model's limit would be asked to cut at 10^30 tokens.
     limit = getattr(scorer._model.config, "max_position_embeddings", MAX_TOKENS)
     scorer._tokenizer.model_max_length = min(scorer._tokenizer.model_max_length, limit)
     scorer.score(["a test"], ["a trial"])
@@ -58,7 +58,7 @@ def _scorer(library: Any, place: str, layer: int, device: str) -> Any:
 
 
 def usual_model() -> str:
-    """Return the model that is taken where none is named."""
+    """Return the model that is used if none is named."""
     if _is_cached(BERT) or _hub_answers():
         return BERT
     if is_installed(MINILM):
@@ -81,7 +81,7 @@ def _hub_answers() -> bool:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=PATIENCE)
-    except Exception:  # offline by setting, by wire or by proxy: all sorts of errors
+    except Exception:  # offline by setting, network or proxy: many kinds of errors
         return False
     return True
 

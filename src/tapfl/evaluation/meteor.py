@@ -18,7 +18,7 @@ from tapfl.data.cache import root
 from tapfl.errors import TapflError
 
 DEBIAN = Path("/usr/share/wordnet")  # packages wordnet-base and wordnet-sense-index
-# WordNet's lexicographer files in their order: nltk wants the list, Debian leaves it out.
+# WordNet's lexicographer files in their order: nltk needs the list, Debian omits it.
 NOUNS = ("Tops act animal artifact attribute body cognition communication event feeling food group "
          "location motive object person phenomenon plant possession process quantity relation "
          "shape state substance time")
@@ -65,7 +65,7 @@ def find_wordnet() -> Path | None:
     with contextlib.suppress(LookupError):
         return Path(str(nltk.data.find("corpora/wordnet")))
     archive = None
-    with contextlib.suppress(LookupError):  # what nltk's downloader leaves behind
+    with contextlib.suppress(LookupError):  # what nltk's downloader has written
         archive = Path(str(nltk.data.find("corpora/wordnet.zip")))
     if archive is None and not (DEBIAN / "index.sense").is_file():
         return None
@@ -109,7 +109,7 @@ def _reader(folder: Path) -> Any:
     from nltk.corpus.reader import WordNetCorpusReader
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that this WordNet speaks English only
+        warnings.simplefilter("ignore")  # that this WordNet is English only
         return WordNetCorpusReader(str(folder), None)
 
 

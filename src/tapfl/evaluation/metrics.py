@@ -1,6 +1,6 @@
 """Metrics of predictions: one value per sample. Larger is better, except for ``mse``.
 
-Those of text compare what was written with what was expected, in percent. Their names tell what
+Those of text compare what was written with what was expected, in percent. Their names say what
 they depend on: ``bertscore(model,layer)``, and ``meteor-nosyn`` where no WordNet was found.
 """
 
@@ -81,7 +81,7 @@ def _f1(written: list[str], expected: list[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    """Split as WordPiece does: punctuation stands alone, case does not matter."""
+    """Split as WordPiece does: punctuation marks are words, case does not matter."""
     spaced = "".join(c if c.isalnum() else f" {c} " for c in text.lower())
     return spaced.split()
 

@@ -1,4 +1,4 @@
-"""Linear probes: how much a frozen encoder already knows, without any training of it."""
+"""Linear probes: how much a frozen encoder has learned, without training it."""
 
 from __future__ import annotations
 

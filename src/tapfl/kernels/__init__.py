@@ -1,5 +1,5 @@
-"""The kernel room: what the GPU does faster in one pass than torch does in several.
+"""Kernels: what a GPU computes faster in one pass than torch does in several.
 
-Written in Triton, which comes with torch on GPU machines. Every kernel has a plain version in the
-model room, which the tests compare it with; without Triton the plain version runs.
+Written in Triton, which comes with torch on GPU machines. Every kernel has a plain torch version
+in ``tapfl.model``, which the tests compare it with; without Triton the plain version runs.
 """

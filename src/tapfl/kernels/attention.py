@@ -19,7 +19,7 @@ MAX_TOKENS = 256
 FEW_TOKENS = 128
 HOPPER = (9, 0)
 HEAD_SIZES = (16, 32, 64)
-# Sizes that change from batch to batch: kernels must not be compiled anew for each.
+# Sizes that change from batch to batch: kernels must not be recompiled for each.
 SIZES = ("blocks", "batches", "tokens", "heads", "branches", "cut", "privates")
 
 

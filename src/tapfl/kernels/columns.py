@@ -1,9 +1,9 @@
-"""What stands before a frozen linear layer, in one pass: residual, norm or GELU, dropout, LoRA's A.
+"""Everything before a frozen linear layer, in one pass: residual, norm or GELU, dropout, LoRA's A.
 
-The layer that follows computes ``W h + B A dropout(h) + bias``. The kernels write ``h`` and, right
-beside it, ``A dropout(h)`` and a column of ones, so that one matrix product with ``[W | B | bias]``
-does it all. In the backward pass one kernel goes from the gradient of that row to the gradient of
-the input, dropout drawn again from its seed.
+The layer that follows computes ``W h + B A dropout(h) + bias``. The kernels write ``h`` and, in the
+next columns, ``A dropout(h)`` and a column of ones, so that one matrix product with
+``[W | B | bias]`` does it all. In the backward pass one kernel goes from the gradient of that row
+to the gradient of the input, dropout drawn again from its seed.
 
 Rows are tokens, streams are the paths of the backbone. A column of A belongs to one segment of the
 tokens (one modality); for rows of the other segment it is zero.
@@ -19,7 +19,7 @@ import triton.language as tl
 
 @dataclass(frozen=True)
 class Columns:
-    """What stands beside ``h``: ``used`` columns of LoRA, one of ones, zeros up to ``total``.
+    """The columns after ``h``: ``used`` columns of LoRA, one of ones, zeros up to ``total``.
 
     Rows are tokens of sequences that are ``tokens`` long; columns from ``second`` on belong to the
     tokens from ``cut`` on, the others to those before. ``branches`` of a stream have ``used /
@@ -34,18 +34,18 @@ class Columns:
 
     @property
     def total(self) -> int:
-        """Their number, a multiple of 16: matrix products like it."""
+        """Their number, a multiple of 16: matrix products are faster with it."""
         return -(-(self.used + 1) // 16) * 16
 
 
 FEW: tl.constexpr = tl.constexpr(32)
-# Sizes that change from batch to batch: kernels must not be compiled anew for each.
+# Sizes that change from batch to batch: kernels must not be recompiled for each.
 SIZES = ("rows", "per_x", "branches", "steps", "tokens", "cut", "second", "per_branch", "threshold")
 
 
 @triton.jit
 def in_segment(low, row, column, tokens, cut, second, per_branch):
-    """Blank what a row's segment has no part in."""
+    """Zero the columns that do not belong to a row's segment."""
     late_row = (row % tokens) >= cut
     late_column = (column % per_branch) >= second
     return tl.where(late_row[:, None] == late_column[None, :], low, 0.0)
@@ -70,7 +70,7 @@ def power(n: int, least: int = 16) -> int:
 
 
 def column_arguments(columns: Columns | None, most: int = 256) -> dict[str, Any]:
-    """Return the arguments that tell a kernel about the columns beside ``h``.
+    """Return a kernel's arguments for the columns after ``h``.
 
     A kernel that holds whole rows takes ``most`` of the columns at a time.
     """

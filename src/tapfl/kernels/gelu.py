@@ -110,7 +110,7 @@ class GeluPrologue(torch.autograd.Function):
 
 
 def _laid(u: Tensor, k: int, columns: Columns | None) -> dict[str, int]:
-    """Return how a kernel goes over ``u``; with nothing beside it, it is one long row."""
+    """Return how a kernel iterates over ``u``; without further columns, it is one long row."""
     _, rows, branches, width = u.shape
     if columns is None and branches == 1 and u.numel() % LONG == 0:
         return {"rows": u.numel() // LONG, "branches": 1, "W": LONG, "K": LONG, "BC": LONG,

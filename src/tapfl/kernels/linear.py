@@ -39,6 +39,6 @@ class FrozenLinear(torch.autograd.Function):
         dh = torch.bmm(dout, full) if ctx.needs_input_grad[0] else None
         db = None
         if ctx.needs_input_grad[3]:
-            # All columns beside h, used or not: a round number of them is faster.
+            # All columns after h, used or not: a round number of them is faster.
             db = torch.bmm(dout.transpose(1, 2), h[:, :, ctx.width:])[:, :, :ctx.used]
         return dh, None, None, db

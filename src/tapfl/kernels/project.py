@@ -15,7 +15,7 @@ from tapfl.kernels.dropout import dropout_arguments, keeps
 def _project(h, a, seed, rows, threshold, scale, tokens, cut, second, per_branch, W: tl.constexpr,
              K: tl.constexpr, USED: tl.constexpr, BC: tl.constexpr, BM: tl.constexpr,
              BR: tl.constexpr, DROP: tl.constexpr, SEGMENTS: tl.constexpr):
-    """Write ``[A dropout(h) | 1 | 0]`` beside ``h``."""
+    """Write ``[A dropout(h) | 1 | 0]`` after ``h``."""
     stream = tl.program_id(1)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     start = stream.to(tl.int64) * rows
@@ -40,7 +40,7 @@ def _project(h, a, seed, rows, threshold, scale, tokens, cut, second, per_branch
 
 
 def project(h: Tensor, a: Tensor | None, columns: Columns, p: float, seed: Tensor) -> None:
-    """Fill the columns beside ``h (streams, rows, W + columns)``."""
+    """Fill the columns after ``h (streams, rows, W + columns)``."""
     assert a is not None
     streams, rows, k = h.shape
     width = a.shape[2]

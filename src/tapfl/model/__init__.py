@@ -1,1 +1,1 @@
-"""The model room: frozen foundations, LoRA, the routed backbone, decoders, the network."""
+"""The model: frozen foundations, LoRA, the routed backbone, decoders, the network."""

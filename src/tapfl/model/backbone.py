@@ -77,7 +77,7 @@ class Tokens:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean over the token axis, padding left out."""
+    """Return the mean over the token axis, without padding."""
     if mask is None:
         return values.mean(dim=1)
     weights = mask.unsqueeze(-1).to(values.dtype)
@@ -113,9 +113,9 @@ def backbone_blocks(
 class RoutedBackbone:
     """Two stages, four paths through them, and the mean of the four.
 
-    Stage 1 routes by modality: a modality's stack sees that modality's tokens alone, the shared
-    stack sees them all. Stage 2 routes by task kind and sees all tokens. The experts follow the
-    other axis. Two paths of one stack share its first attention, which is computed once.
+    Stage 1 routes by modality: in a modality's stack attention is masked to that modality's tokens;
+    the shared stack sees all tokens. Stage 2 routes by task kind and sees all tokens. The experts
+    follow the other axis. Two paths of one stack share its first attention, which is computed once.
     """
 
     layers: Sequence[TransformerLayer]
@@ -129,10 +129,10 @@ class RoutedBackbone:
         stage = len(self.layers) // 2
         x = Residual(tokens.values.unsqueeze(0))
         for depth in range(stage):
-            # The first layer's input has not split into paths yet: one stream per stack will do.
+            # The first layer's input has not split into paths yet: one stream per stack is enough.
             every = 2 if depth == 0 else 1
             stacks = {m: [r.mote_stack for r in rs[::every]] for m, rs in routes.items()}
-            # Half of the streams are a modality's own.
+            # In half of the streams attention stays within a modality.
             x = self._attend(x, "mote", depth, tokens.keys(privates=2 // every), tokens, stacks)
             x = self._experts(x, "mote", depth, tokens, routes)
         after = x
@@ -173,7 +173,7 @@ class RoutedBackbone:
 
 @dataclass(frozen=True)
 class StandardBackbone:
-    """The same frozen layers without routing: one LoRA for everyone, one block."""
+    """The same frozen layers without routing: one LoRA for all tasks, one block."""
 
     layers: Sequence[TransformerLayer]
     blocks: Any  # the network's ModuleDict

@@ -120,7 +120,7 @@ class TextHead(nn.Module):
         token = torch.full((len(condition), 1), start, device=condition.device)
         ended = torch.zeros_like(token, dtype=torch.bool)
         written = []
-        # Asking a GPU whether all have ended makes it wait: not after every token.
+        # Asking a GPU whether all have ended is a synchronisation: not after every token.
         every = LOOK_EVERY if token.is_cuda else 1
         for count in range(1, min(max_new_tokens, self.max_length) + 1):
             token = self(token, cache)[:, -1:].argmax(dim=-1)

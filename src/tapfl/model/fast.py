@@ -1,4 +1,4 @@
-"""The steps of a frozen layer through the kernel room: the same function in fewer passes."""
+"""The steps of a frozen layer by kernels: the same function in fewer passes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
 
 def _normed(norm: nn.LayerNorm, tokens: Residual,
             lora: Factors | None) -> tuple[Tensor, Tensor, int, Tensor | None]:
-    """Return the sum, its norm with LoRA's columns beside it, the branches, and B."""
+    """Return the sum, its norm followed by LoRA's columns, the branches, and B."""
     streams, _, length, width = tokens.shape
     a, b, columns, p, seed = _arranged(lora, streams, length, tokens.x.device)
     added = None if tokens.added is None else tokens.added.reshape(streams, -1, width)
@@ -69,7 +69,7 @@ Arranged = tuple[Tensor | None, Tensor | None, Columns | None, float, Tensor]
 
 
 def _arranged(lora: Factors | None, streams: int, length: int, device: torch.device) -> Arranged:
-    """Lay LoRA's factors out as the kernels want them: per stream, branches side by side."""
+    """Arrange LoRA's factors as the kernels need them: per stream, branches side by side."""
     if lora is None:
         return None, None, None, 0.0, torch.empty(0, dtype=torch.int64, device=device)
     count, each, width = lora.a.shape

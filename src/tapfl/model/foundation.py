@@ -296,9 +296,9 @@ def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
 
 @torch.no_grad()
 def _renormalize(embedding: Any, weights: str) -> None:
-    """Let an encoder see pixels as it was trained to, though they are normalised our way.
+    """Give an encoder the pixels of its pre-training, though they are normalised differently here.
 
-    Where its folder tells another mean and std, the difference goes into the projection of
+    Where its folder has another mean and std, the difference goes into the projection of
     the patches, which is linear in them.
     """
     told = None if weights == RANDOM else preprocessing(weights)

@@ -2,7 +2,7 @@
 
 The library's modules are kept as they are (so every weight, name and checkpoint is its own); what
 is ours is the forward pass: packed projections, fused attention, masks, several streams at once,
-LoRA and adapters. On a GPU the same steps run through the kernel room (``fast``).
+LoRA and adapters. On a GPU the same steps run through kernels (``fast``).
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class Keys:
 class TransformerLayer(nn.Module):
     """Self-attention and feed-forward network over ``(streams, batch, tokens, width)``.
 
-    ``prefix`` is the layer's path in the library's model; with it ``names`` tells where the query
-    and value projections stand there.
+    ``prefix`` is the layer's path in the library's model; with it ``names`` says where the query
+    and value projections are.
     """
 
     query: nn.Linear
@@ -119,7 +119,7 @@ class TransformerLayer(nn.Module):
             name = next((c for c in candidates if c in modules), None)
             if name is None:
                 raise TapflError(
-                    f"{config.model_type}: its layers have no {role} that tapfl knows; expected "
+                    f"{config.model_type}: its layers have no {role} that tapfl supports; expected "
                     "a ViT-like image encoder or a BERT-like text encoder"
                 )
             self.names[role] = f"{prefix}.{name}"
@@ -129,7 +129,7 @@ class TransformerLayer(nn.Module):
         act = getattr(config, "hidden_act", None) or config.activation
         self.activation = ACT2FN[act]
         self.heads = int(config.num_attention_heads)
-        # Whether the kernel room knows layers of this kind, and what is to be used.
+        # Whether kernels support layers of this kind, and what is to be used.
         self.suits_kernels = self.pre_norm and act == "gelu"
         self.fast = self.compiled = self.checkpointing = False
         self._packed: Packed | None = None
@@ -150,7 +150,7 @@ class TransformerLayer(nn.Module):
         trains = any(p.weight.requires_grad for p in parts)  # in pre-training, with every step
         if not trains and self._packed is not None and (
                 self._packed[0].data_ptr() == self.query.weight.data_ptr()):
-            return self._packed  # neither moved nor cast since; recorded steps read it
+            return self._packed  # neither moved nor cast since; captured steps read it
         weight = torch.cat(tuple(p.weight for p in parts))
         # Some models have no bias on the key, or none at all.
         biases = (weight.new_zeros(self.width) if p.bias is None else p.bias for p in parts)
@@ -199,7 +199,7 @@ class TransformerLayer(nn.Module):
         return self._residual(x, out, self.norm2)
 
     def _run(self, step: str, tokens: Residual, *arguments: Any) -> Residual:
-        """Do a step the way the layer is set to: through kernels, compiled, or as it is."""
+        """Do a step as the layer is set to: through kernels, compiled, or as it is."""
         quick = self.fast and not _too_many_columns(arguments)
         function = functools.partial(self._way(step, quick), self)
         if not self.checkpointing or not torch.is_grad_enabled():
@@ -209,7 +209,7 @@ class TransformerLayer(nn.Module):
             out = function(Residual(x, added), *arguments)
             return out.x, out.added
 
-        # The kernels draw dropout from seeds and need no generator to be put back.
+        # The kernels draw dropout from seeds and need no generator to be restored.
         return Residual(*checkpoint(again, tokens.x, tokens.added, use_reentrant=False,
                                     preserve_rng_state=not quick))
 

@@ -1,8 +1,8 @@
 """Low-rank adaptation of frozen layers.
 
-Frozen weights live in the foundation, once per process. What trains is held apart, in blocks, and
-meets the frozen layer only at the call, so that any number of stacks, experts and networks can
-stand on the same frozen layer.
+Frozen weights are in the foundation, once per process. What trains is kept apart, in blocks, and
+is passed to the frozen layer only at the call, so that any number of stacks, experts and networks
+can use the same frozen layer.
 """
 
 from __future__ import annotations
@@ -126,12 +126,12 @@ class Factors:
     def _add(self, base: Tensor, h: Tensor) -> Tensor:
         """Return ``base + B A dropout(h)``.
 
-        The frozen layer's output is computed once per stream, whatever the branches.
+        The frozen layer's output is computed once per stream, for all branches.
         """
         streams, batch, tokens, width = h.shape
         count, columns, _ = self.a.shape
         branches = count // streams
-        # Branches of a stream read the same input: their A stand side by side in one product.
+        # Branches of a stream read the same input: their A are side by side in one product.
         low = self.dropout(h).reshape(streams, -1, width) @ self.a.reshape(
             streams, branches * columns, width).transpose(1, 2)
         if branches > 1:

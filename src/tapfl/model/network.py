@@ -1,4 +1,4 @@
-"""The network: frozen foundation, trainable blocks, and the way of a batch through them."""
+"""The network: frozen foundation, trainable blocks, and how a batch passes through them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tapfl.tasks import IMAGE_GENERATION, MODALITIES, TEXT_GENERATION, Batch, Ta
 
 @dataclass
 class Outputs:
-    """What the network says of a batch.
+    """The outputs of the network for a batch.
 
     ``prediction`` holds class logits, next-token logits or images. ``latents`` (on request) are
     the private path's mean tokens after stage 1, by modality, for DisentAFL.
@@ -46,7 +46,7 @@ class Network(nn.Module):
     """The model of a server or of a client: the blocks of its tasks on a frozen foundation.
 
     One instance serves every client of a process, whose blocks are copied in before use. Several
-    networks may stand on one foundation. A network for some tasks gives the same outputs as a
+    networks may share one foundation. A network for some tasks gives the same outputs as a
     larger one with the same values in its blocks.
 
     ``adapter``, if set, acts on the output of every feed-forward network: called with the place
@@ -190,7 +190,7 @@ class Network(nn.Module):
         return torch.autocast(like.device.type, self.foundation.dtype)
 
     def set_compute(self, dtype: torch.dtype) -> Network:
-        """Cast the frozen base, for every network that stands on it; what trains stays fp32."""
+        """Cast the frozen base, for every network that uses it; what trains stays fp32."""
         self.foundation.to(dtype)
         return self
 
@@ -201,7 +201,7 @@ def build_network(
 ) -> Network:
     """Build the network of a server, or of a client that owns some of the tasks.
 
-    Only the encoders and stacks that the tasks use are built. Pass ``foundation`` to stand on a
+    Only the encoders and stacks that the tasks use are built. Pass ``foundation`` to use a
     frozen base that exists already.
     """
     names = list(tasks) if owned is None else list(owned)

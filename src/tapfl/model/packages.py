@@ -53,11 +53,11 @@ def is_installed(weights: str) -> bool:
 
 @functools.cache
 def resolve(weights: str) -> str:
-    """Return the folder of a package's weights; other weights are what they are."""
+    """Return the folder of a package's weights; other weights are returned as they are."""
     if not weights.startswith(PREFIX):
         return weights
     if weights not in PACKAGES:
-        raise TapflError(f"weights '{weights}': not a package that tapfl knows"
+        raise TapflError(f"weights '{weights}': not a package that tapfl supports"
                          + nearest(weights, PACKAGES))
     package = PACKAGES[weights]
     if not is_installed(weights):
@@ -89,5 +89,5 @@ def _verify(file: Path, expected: str) -> None:
     except OSError as error:
         raise TapflError(f"{file}: not readable ({error.strerror})") from None
     if found != expected:
-        raise TapflError(f"{file}: not the weights that tapfl knows (sha256 {found[:12]}…, "
+        raise TapflError(f"{file}: not the weights that tapfl expects (sha256 {found[:12]}…, "
                          f"expected {expected[:12]}…)")

@@ -29,7 +29,7 @@ def export_encoder_lora(network: Network, modality: str, folder: Path | str,
 
     ``PeftModel.from_pretrained(model, folder)`` loads them onto the library's own encoder (for
     FLAVA a FlavaImageModel or FlavaTextModel); README.md has the lines. A trained projection,
-    which only pairs have, is no LoRA: it goes to ``projection.safetensors`` beside them.
+    which only pairs have, is no LoRA: it goes to ``projection.safetensors`` in the same folder.
 
     ``base`` is the name under which others find the frozen base. Without it a hub id names
     itself; other weights (a local folder, a package, random ones) have no such name, and

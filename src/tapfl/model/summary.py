@@ -101,7 +101,7 @@ def render(summary: dict[str, Any], preset: str) -> str:
 
 
 def _clients(summary: dict[str, Any]) -> list[str]:
-    """Return a row for every client, their mean, and the paper's mean beside it."""
+    """Return a row for every client, their mean, and the paper's mean next to it."""
     lines = [f"{'client':<8}{'total':>14}{'trainable':>13}{'%':>8}{'with TAP':>14}{'%':>8}"
              f"{'GiB':>9}{'GiB TAP':>9}  tasks"]
     for client in summary["clients"]:

@@ -21,7 +21,7 @@ from tapfl.model.packages import resolve
 _FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
                 "max_position_embeddings": "text"}
 # The encoders of a random pair whose architecture is not given: a small ViT, and MiniLM's size.
-# They are here and not in the preset, where they would stand in the way of real weights.
+# They are here and not in the preset, where they would conflict with real weights.
 _PAIR = {
     "image": {"model_type": "vit", "hidden_size": 384, "num_hidden_layers": 12,
               "num_attention_heads": 6, "intermediate_size": 1536, "patch_size": 16,
@@ -159,7 +159,7 @@ def only_safetensors(folder: Path) -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed the generator of the CPU for a while, and no other."""
+    """Seed the CPU's generator inside the context, and no other."""
     state = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
