@@ -106,7 +106,10 @@ class ClientStore:
         for (owner, client), versions in sorted(self._known.items()):
             past = [v for v in versions if v <= as_of]
             if past:
-                found.append((owner, client, max(past), versions[max(past)]))
+                label = Label(owner, client, max(past))
+                # A file that another process wrote has not been read yet.
+                digest = versions[label.round] or read_state(self._path(label), label)[2]
+                found.append((owner, client, label.round, digest))
         return found
 
     def check(self, listing: Iterable[tuple[str, str, int, str]]) -> str | None:
