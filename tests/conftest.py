@@ -83,6 +83,16 @@ def make_batch(task, size=3, text_length=7, answer_length=6, seed=0):
     return batch
 
 
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="also run tests that take longer")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--long"):
+        config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
+        items[:] = [i for i in items if not i.get_closest_marker("long")]
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache():
     folder = os.environ["TAPFL_CACHE"]

@@ -185,3 +185,58 @@ def test_python_api(tiny_file, tmp_path):
     assert {r["method"] for r in rows} == {"fedavg", "tap"}
     with pytest.raises(AttributeError):
         tapfl.nothing  # noqa: B018
+
+
+def test_the_package_shows_its_names():
+    import tapfl
+
+    assert {"run", "load", "export", "load_config", "TapflError"} <= set(dir(tapfl))
+
+
+def test_tables_of_runs(tmp_path, capsys):
+    head = "seed,method,client,task,dataset,metric,value,samples\n"
+    for seed, value in ((41, "nan"), (42, "3.0")):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "results.csv").write_text(
+            head + f"{seed},mine:Own,a,t,mydata,accuracy,{value},5\n"
+            f"{seed},wide,a,t,mydata,accuracy,2.0,5\n{seed},wide,a,u,other,mse,0.5,5\n")
+    runs = [str(tmp_path / "41"), str(tmp_path / "42" / "results.csv")]
+    assert main(["table", *runs]) == 0
+    assert "nan" in capsys.readouterr().out
+    assert main(["table", *runs, "--markdown", "--columns", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "| wide | **2.0 ±0.0** |" in out
+    assert "mine:Own | nan ±nan |" in out
+    for bad, message in (("nowhere", "no results here"), ("41/../x.csv", "no results here")):
+        assert main(["table", str(tmp_path / bad)]) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    assert main(["table", str(tmp_path / "bad.csv")]) == 2
+    assert "expected the columns" in capsys.readouterr().err
+    (tmp_path / "bad.csv").write_text(head + "x,m,c,t,d,accuracy,high,5\n")
+    assert main(["table", str(tmp_path / "bad.csv")]) == 2
+    assert "not the results of a run" in capsys.readouterr().err
+
+
+def test_validate_refuses_what_a_run_would_refuse(tmp_path, capsys):
+    tasks = "tasks:\n  code: {kind: text_classification, modalities: [text], classes: [A, B]}\n"
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t {n},{'AB'[n % 2]}\n"
+                                                             for n in range(10)))
+    (tmp_path / "c.yaml").write_text("federation: {file: f.yaml, groups: 1}\n"
+                                     "foundation: {name: mini, weights: shipped}\n")
+    for entry, message in (
+            ("{path: a.csv}", None), ("{path: none.csv}", "none.csv"),
+            ("{path: a.csv, text: words}", "column 'words' is missing"),
+            ("{path: ., text: x}", "")):
+        (tmp_path / "f.yaml").write_text(
+            tasks + f"clients:\n  - {{name: x, tasks: {{code: {entry}}}}}\n")
+        code = main(["validate", str(tmp_path / "c.yaml")])
+        error = capsys.readouterr().err.strip().splitlines()
+        assert code == (0 if message is None else 2)
+        assert message is None or message in error[-1]
+    (tmp_path / "f.yaml").write_text(
+        tasks + "clients:\n  - {name: x, tasks: {code: {path: a.csv}}}\n")
+    assert main(["validate", str(tmp_path / "c.yaml"), "--set",
+                 "foundation.weights=/no/such/file.safetensors"]) == 2
+    assert "file.safetensors" in capsys.readouterr().err

@@ -18,6 +18,11 @@ _HOMES = {"run": "tapfl.engine.run", "load_config": "tapfl.config", "TapflError"
           "load": "tapfl.use.load", "export": "tapfl.use.export"}
 
 
+def __dir__() -> list[str]:
+    """Show the public names, though they are imported when they are used."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import the public names when they are used, so that importing tapfl costs nothing."""
     if name not in _HOMES:

@@ -7,12 +7,11 @@ block is a module, ``network.blocks[name]``; outside of it, it is one flat tenso
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -294,16 +293,6 @@ class BlockState(Mapping[str, Tensor]):
                     for name, tensors in ordered.items()},
                    {name: {k: t.shape for k, t in tensors.items()}
                     for name, tensors in ordered.items()})
-
-
-    @staticmethod
-    def read_notes(path: Path | str) -> dict[str, Any]:
-        """Return the JSON that a file holds in addition to its tensors, under ``notes``."""
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                return dict(json.loads((file.metadata() or {}).get("notes", "{}")))
-        except (OSError, SafetensorError, ValueError) as error:
-            raise TapflError(f"{path}: not a readable safetensors file ({error})") from None
 
 
 class BlockAverage:

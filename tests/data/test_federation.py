@@ -1,9 +1,19 @@
 from fractions import Fraction
 
+import numpy as np
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tapfl.config import FederationConfig
-from tapfl.data.federation import Federation, layout_names, load_federation
+from tapfl.data.federation import (
+    Federation,
+    FederationFile,
+    Member,
+    layout_names,
+    load_federation,
+)
+from tapfl.data.skew import deal
 from tapfl.data.sources import Splits
 from tapfl.errors import TapflError
 
@@ -124,3 +134,48 @@ def test_parts_follow_each_other_in_every_data_set(groups):
             before = sum((c.tasks.get(task, Fraction(0)) for c in clients[:kind]), Fraction(0))
             assert federation._interval(index, task) == (
                 (group + before) / groups, (group + before + share) / groups)
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups=st.integers(1, 6), samples=st.integers(20, 200), seed=st.integers(0, 99),
+       holdout=st.sampled_from([0.0, 0.1, 0.4]),
+       shares=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_partitions_are_disjoint_and_as_large_as_the_shares(groups, samples, seed, holdout,
+                                                            shares):
+    """Whatever the shares: nobody has another's row, all rows are somebody's, sizes are right."""
+    total = sum(shares)
+    file = FederationFile.model_validate({
+        "tasks": {"t": {"kind": "text_generation", "modalities": ["text"]}},
+        "clients": [{"name": f"c{i}", "tasks": {"t": f"{s}/{total}"}}
+                    for i, s in enumerate(shares)]})
+    splits = Splits({"t": (range(samples), range(3))})
+    config = FederationConfig(groups=groups, holdout=holdout)
+    try:
+        federation = Federation(file, splits, config, seed)
+        federation.check()
+    except TapflError:
+        assume(False)  # somebody would have nothing: refused, and tested above
+    seen = []
+    for client, member in zip(federation, federation.members, strict=True):
+        share = Fraction(shares[client.index % len(shares)], total)
+        rows = np.concatenate([r for part in (client.data.holdings, client.data.holdout)
+                               for _, r in part])
+        assert abs(len(rows) - float(share * samples / groups)) <= 1
+        assert (member.id, member.tasks, member.samples) == (client.id, ("t",), client.samples)
+        assert type(member) is Member
+        assert client.samples == len(client.data.holdings[0][1])
+        seen += rows.tolist()
+    assert sorted(seen) == list(range(samples))
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 999), concentration=st.floats(0.05, 50), clients=st.integers(1, 8),
+       classes=st.integers(2, 6))
+def test_label_skew_deals_every_row_once(seed, concentration, clients, classes):
+    rng = np.random.default_rng(seed)
+    labels, tests = rng.integers(0, classes, 120), rng.integers(0, classes, 30)
+    train, test = deal(rng.permutation(120), labels, tests, np.full(clients, 1 / clients),
+                       concentration, rng)
+    assert sorted(np.concatenate(train).tolist()) == list(range(120))
+    assert sorted(np.concatenate(test).tolist()) == list(range(30))
+    assert all(len(rows) for rows in train)

@@ -29,3 +29,36 @@ def test_golden_losses(tmp_path):
     replaced = [(e["round"], e["client"], e["task"]) for e in read_events(tmp_path, "replacement")
                 if not e["initial"]]
     assert replaced == REPLACED
+
+
+# The mean of all losses in each of three rounds, for every federated method and both backbones.
+METHODS = {
+    ("local", "routed"): [3.817350, 3.643730, 3.494741, 2.995413, 2.842983, 2.654506],
+    ("fedavg", "routed"): [3.817350, 3.670991, 3.552776, 2.995413, 2.881268, 2.680186],
+    ("perfedavg", "routed"): [3.750425, 3.715915, 3.499393, 2.991770, 2.850631, 2.590188],
+    ("disentafl", "routed"): [3.817585, 3.670889, 3.555998, 2.995705, 2.881310, 2.681572],
+    ("feddat", "routed"): [3.838816, 3.667158, 3.574299, 2.996209, 2.883358, 2.661158],
+    ("local", "standard"): [3.822017, 3.648307, 3.474849, 2.994733, 2.813227, 2.638747],
+    ("fedavg", "standard"): [3.822017, 3.676123, 3.533657, 2.994733, 2.852720, 2.667029],
+    ("perfedavg", "standard"): [3.762142, 3.701988, 3.491928, 2.992624, 2.838474, 2.623637],
+    ("disentafl", "standard"): [3.822117, 3.676084, 3.536402, 2.994765, 2.853399, 2.677023],
+    ("feddat", "standard"): [3.818144, 3.673330, 3.591382, 2.995998, 2.859310, 2.678019],
+}
+
+
+@pytest.mark.parametrize("backbone", ["routed", "standard"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "perfedavg", "disentafl", "feddat"])
+def test_golden_losses_of_every_method(tmp_path, method, backbone):
+    config = tiny_experiment(tmp_path, methods=[f"{method}+tap"], train={"rounds": 3, "cohort": 4},
+                             backbone={"kind": backbone})
+    run = FederatedRun(config, tmp_path / "run")
+    for t in range(3):
+        run.round(t)
+
+    def means(event):
+        return [sum(e["losses"].values()) / len(e["losses"])
+                for e in read_events(tmp_path / "run", event)]
+
+    personal = means("personal")
+    found = [*means("round"), *(sum(personal[i:i + 4]) / 4 for i in range(0, 12, 4))]
+    assert found == pytest.approx(METHODS[method, backbone], rel=1e-4)

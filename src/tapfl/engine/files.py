@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from safetensors import SafetensorError, safe_open
 from tapfl.blocks import BlockState
 from tapfl.errors import TapflError
 
-CHECKSUM, LABEL, NOTES = "sha256", "label", "notes"
+CHECKSUM = "sha256"
+HEADER = "tapfl"  # one entry, so that the same state makes the same bytes
 
 
 @dataclass(frozen=True)
@@ -33,46 +34,52 @@ class Label:
     round: int
 
     def __str__(self) -> str:
-        return json.dumps([self.method, self.client, self.round])
+        return f"{self.client or 'the server'}, {self.method}, round {self.round}"
 
 
 def write_state(path: Path, label: Label, state: BlockState, notes: Mapping[str, Any]) -> str:
     """Write blocks and notes as one file, whole or not at all; return its checksum."""
-    state, text = state.to("cpu"), json.dumps(notes)
-    digest = state_digest(label, state, text)
+    state = state.to("cpu")
+    facts = {**asdict(label), "notes": dict(notes)}
+    digest = _state_digest(facts, state)
     with replacing(path) as temporary:
-        state.save(temporary, {NOTES: text, LABEL: str(label), CHECKSUM: digest})
+        state.save(temporary, {HEADER: json.dumps(facts | {CHECKSUM: digest})})
     return digest
 
 
 def read_state(path: Path, label: Label | None = None) -> tuple[BlockState, dict[str, Any], str]:
     """Return a file's blocks, notes and checksum; refuse a damaged one, or another one's.
 
-    Without a ``label`` any will do. Files of earlier versions have none, nor a checksum.
+    Without a ``label`` any will do, also a file of an earlier version, which has no checksum.
     """
     state = BlockState.load(path)
+    facts = _header(path)
+    if facts is None and label is None:
+        return state, {}, ""
+    found = None if facts is None else Label(*(facts.get(key) for key in (
+        "method", "client", "round")))  # type: ignore[arg-type]
+    if facts is None or (label is not None and found != label):
+        raise TapflError(f"{path}: not the state it should be: it is of {found}, expected {label}")
+    digest = facts.pop(CHECKSUM, None)
+    if digest != _state_digest(facts, state):
+        raise TapflError(f"{path}: damaged (its checksum does not match)")
+    return state, dict(facts["notes"]), str(digest)
+
+
+def _header(path: Path) -> dict[str, Any] | None:
     try:
         with safe_open(str(path), framework="pt") as file:
-            header = file.metadata() or {}
-        notes = dict(json.loads(header.get(NOTES, "{}")))
-    except (OSError, SafetensorError, ValueError, TypeError) as error:
+            text = (file.metadata() or {}).get(HEADER)
+        return None if text is None else dict(json.loads(text))
+    except (OSError, SafetensorError, ValueError, TypeError, RecursionError) as error:
         raise TapflError(f"{path}: damaged (not readable: {error})") from None
-    if label is None and LABEL not in header:
-        return state, notes, ""
-    if label is not None and header.get(LABEL) != str(label):
-        raise TapflError(f"{path}: not the state it should be: it says {header.get(LABEL)}, "
-                         f"expected {label} (method, client, round)")
-    found = state_digest(header[LABEL], state, header.get(NOTES, ""))
-    if found != header.get(CHECKSUM):
-        raise TapflError(f"{path}: damaged (its checksum does not match)")
-    return state, notes, found
 
 
-def state_digest(label: Label | str, state: BlockState, notes: str) -> str:
-    """Return a checksum of a state on the CPU and of what belongs to it."""
+def _state_digest(facts: Mapping[str, Any], state: BlockState) -> str:
+    """Return a checksum of a state on the CPU and of what it says of itself."""
     shapes = {name: {key: list(shape) for key, shape in state.shapes[name].items()}
               for name in state}
-    whole = hashlib.sha256(json.dumps([str(label), notes, shapes]).encode())
+    whole = hashlib.sha256(json.dumps([facts, shapes]).encode())
     for value in state.values():
         whole.update(value.contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return whole.hexdigest()
