@@ -113,3 +113,13 @@ def test_variants_do_the_same_work_once_and_get_what_each_gets_alone(tmp_path, m
     assert rounds <= counted.count("personal") <= 2 * rounds  # the first X is everybody's
     assert clients <= counted.count("distill") <= 2 * clients
     assert alone["m0"] != alone["m3"]
+
+
+def test_no_two_runs_share_a_folder():
+    variants = {"a": {"of": "tap", "train": {"lr": 1e-3}},
+                "fedavg-of-a": {"of": "fedavg", "train": {"lr": 2e-2}},
+                "x_Y": {"of": "fedavg", "train": {"lr": 3e-2}}}
+    config = Config.model_validate({"methods": ["fedavg", *variants, "x:Y+post"],
+                                    "variants": variants})
+    names = [folder_name(r.name).lower() for r in federated_runs(method_specs(config))]
+    assert len(set(names)) == len(names) == 5

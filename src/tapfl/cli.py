@@ -150,7 +150,8 @@ def _run(options: argparse.Namespace) -> None:
                    modules=options.modules or _beside(options.preset))
     except KeyboardInterrupt:
         if (out / "run.json").is_file():
-            own = " --modules DIR" if any(":" in name for name in config.methods) else ""
+            names = [*config.methods, *(v.of for v in config.variants.values())]
+            own = " --modules DIR" if any(":" in name for name in names) else ""
             print(f"tapfl: go on with: tapfl run --resume --out {out}{own}", file=sys.stderr)
         raise
     finally:

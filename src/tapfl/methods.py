@@ -90,15 +90,17 @@ def federated_runs(specs: Sequence[MethodSpec]) -> list[RunSpec]:
     groups: dict[str, list[MethodSpec]] = {}
     for spec in specs:
         groups.setdefault(spec.federated_settings, []).append(spec)
-    taken = {spec.name for spec in specs}
+    taken = {folder_name(spec.name).lower() for spec in specs}
     runs = []
     for group in groups.values():
         first = group[0]
         plain = next((s for s in group if not s.personalizer), None)
         name = plain.name if plain else first.federated
-        if not plain and name in taken:  # another run of this method has other settings
-            name = f"{first.federated}-of-{first.name}"
-        taken.add(name)
+        number = 1
+        while not plain and folder_name(name).lower() in taken:  # another run has this name
+            name = f"{first.federated}-of-{first.name}" + (f"-{number}" if number > 1 else "")
+            number += 1
+        taken.add(folder_name(name).lower())
         runs.append(RunSpec(name, first.federated, first.config, plain,
                             tuple(s for s in group if s.personalizer)))
     return runs

@@ -54,6 +54,9 @@ class Fakes:
     def settle(self, round_):
         return [["tap", "c0", round_, "abc"]]
 
+    def keeps(self, member, models):
+        return True
+
     def check(self, listed):
         self.listed.append(list(listed))
         return self.fault

@@ -77,6 +77,31 @@ def test_state_that_no_checkpoint_fits_is_refused(tmp_path, calm, damage, fault)
     assert "\n" not in str(caught.value)
 
 
+def test_final_records_belong_to_a_client_and_its_models(tmp_path, calm):
+    """One in another's place, or whose model is gone, is made again."""
+    config, expected = calm
+    out = tmp_path / "out"
+    shutil.copytree(expected, out)
+    final = out / "state" / "fedavg" / "final"
+    shutil.copy(final / "shapes.json", final / "news.json")
+    (out / "models" / "tap" / "words.safetensors").unlink()
+    _swap(*(out / "models" / "tap" / f"{c}.safetensors" for c in ("looks", "shapes")))
+    record = json.loads((out / "run.json").read_text())
+    (out / "run.json").write_text(json.dumps(record | {"finished": False}))
+    run(config, out, resume=True)
+    same_run(out, expected)
+
+
+def test_settings_that_were_changed_in_the_record_are_refused(tmp_path, calm):
+    out = stopped(calm[0], tmp_path / "out")
+    before = (out / "events.jsonl").read_bytes()
+    record = json.loads((out / "run.json").read_text())
+    record["config"]["train"]["lr"] = 0.123
+    (out / "run.json").write_text(json.dumps(record))
+    assert main(["run", "--resume", "--out", str(out), "--quiet"]) == 2
+    assert (out / "events.jsonl").read_bytes() == before  # a refusal changes nothing
+
+
 # The folder
 
 def test_a_locked_folder(tmp_path, calm):
@@ -96,6 +121,12 @@ def test_a_start_that_fails_leaves_nothing(tmp_path, calm):
     with pytest.raises(TapflError):
         run(config, tmp_path / "mine")
     assert list((tmp_path / "mine").iterdir()) == []
+    (tmp_path / "mine" / "movie.partial").write_text("mine")
+    with pytest.raises(TapflError, match="in the way"):
+        run(config, tmp_path / "mine")
+    assert (tmp_path / "mine" / "movie.partial").read_text() == "mine"
+    with pytest.raises(TapflError, match="cannot make or use"):
+        run(config, tmp_path / ("x" * 300))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(TapflError, match="in the way"):

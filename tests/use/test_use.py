@@ -284,6 +284,22 @@ def test_a_model_with_a_flipped_bit_or_in_anothers_place(finished, tmp_path):
     path.write_bytes(data)
     with pytest.raises(TapflError, match=r"news\.safetensors: damaged"):
         tapfl.load(folder, client="news")
+    shutil.copy(path.with_name("shapes.safetensors"), path)
+    with pytest.raises(TapflError, match=r"it is of shapes, tap, round 2, expected news, tap"):
+        tapfl.load(folder, client="news")
+    (folder / "models" / "feddat" / "news.safetensors").unlink()
+    with pytest.raises(TapflError, match="kept no model of news"):
+        tapfl.load(folder, client="news", method="feddat")
+
+
+def test_a_record_cannot_import_what_is_installed(finished, tmp_path, capsys):
+    out = tmp_path / "taken"
+    tapfl.export(load(finished, "news"), out)
+    card = json.loads((out / "tapfl.json").read_text())
+    (out / "tapfl.json").write_text(json.dumps(card | {"federated": "this:Foo"}))
+    with pytest.raises(TapflError, match=r"no this\.py in"):
+        tapfl.load(out, modules=tmp_path)
+    assert "Zen" not in capsys.readouterr().out
 
 
 def test_arrays_and_lists(finished):

@@ -23,6 +23,7 @@ from tapfl.errors import TapflError, nearest
 from tapfl.reading import check, is_file, parse_yaml, read_text
 from tapfl.tasks import Task, check_name
 
+SERVER = "server"
 HINTS = 100  # clients that an unknown id is compared with
 
 
@@ -122,6 +123,8 @@ def _check_clients(federation: FederationFile) -> None:
     held = dict.fromkeys(federation.tasks, Fraction(0))
     for client in federation.clients:
         check_name(client.name, "client")
+        if client.name.lower() == SERVER:
+            raise TapflError(f"client '{client.name}': this name is the server's")
         if client.name in seen:
             raise TapflError(f"client '{client.name}' is there twice")
         seen.add(client.name)

@@ -76,14 +76,17 @@ def check_method(method: FederatedMethod, members: Iterable[Member]) -> None:
         if lost:
             raise TapflError(f"{where}: block '{lost[0]}' is owned, but neither exchanged nor "
                              "private: nobody would keep what it learns")
+        foreign = sorted(blocks["exchanged"] - blocks["owned"])
+        if foreign:
+            raise TapflError(f"{where}: block '{foreign[0]}' is exchanged, but not owned")
         if method.shares_final_model and blocks["private"]:
             raise TapflError(f"{where}: has private blocks, so its final model is its own; set "
                              "shares_final_model = False in the class")
 
 
 def _names(method: FederatedMethod, hook: str, found: Any) -> set[str]:
-    if found is None or isinstance(found, str):
-        raise TapflError(f"expected the names of blocks, got {found!r}")
+    if not isinstance(found, tuple | list):  # a set has another order in every process
+        raise TapflError(f"expected a tuple or list of blocks' names, got {found!r:.80}")
     names = set(found)
     for name in names:
         if name not in method.initial:
@@ -103,6 +106,9 @@ def _check_declaration(method: FederatedMethod) -> None:
             raise TapflError(
                 f"{name_of(method)}: overrides {hook} and does not say whether all clients of a "
                 "task end with the same model; set shares_final_model = True or False in the class")
+    if method.shares_final_model and type(method).adapt is not FederatedMethod.adapt:
+        raise TapflError(f"{name_of(method)}: adapts the final model to each client, so it is not "
+                         "the same for all; set shares_final_model = False in the class")
 
 
 def check_losses(method: FederatedMethod, client: Member, losses: Any) -> Losses:

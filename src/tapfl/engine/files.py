@@ -66,6 +66,13 @@ def read_state(path: Path, label: Label | None = None) -> tuple[BlockState, dict
     return state, dict(facts["notes"]), str(digest)
 
 
+def header_digest(path: Path) -> str | None:
+    """Return the checksum that a file carries, without reading its values."""
+    with contextlib.suppress(TapflError):
+        return str((_header(path) or {}).get(CHECKSUM))
+    return None
+
+
 def _header(path: Path) -> dict[str, Any] | None:
     try:
         with safe_open(str(path), framework="pt") as file:

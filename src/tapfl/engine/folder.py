@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,6 +15,7 @@ from tapfl.engine.record import FILE
 from tapfl.errors import TapflError
 
 LOCK = ".lock"
+MADE = (FILE, "events.jsonl", "results.csv", "state", "models")  # what a run writes
 
 
 class RunFolder:
@@ -27,23 +30,43 @@ class RunFolder:
         self._kept = False
 
     def __enter__(self) -> Self:
-        self.is_new = not (self.path / FILE).is_file()
-        if self.is_new:
-            self._check_new()
-        elif not self.resume:
-            raise TapflError(f"{self.path} already holds a run: continue it with --resume, "
-                             "or choose another --out")
-        try:
+        with self._usable():
             self._made = not self.path.exists()
+            if self._made and self.resume:
+                raise TapflError(f"{self.path}: no run to resume here ({FILE} is missing)")
+            if not self._made and not self.path.is_dir():
+                raise TapflError(f"{self.path} is in the way: it is no run and not empty")
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(str(self.path / LOCK), timeout=0)
             self._lock.acquire()
+        try:
+            with self._usable():
+                self._check()
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def _check(self) -> None:
+        """Refuse a place that is taken; the lock is held."""
+        self.is_new = not (self.path / FILE).is_file()
+        if not self.is_new and not self.resume:
+            raise TapflError(f"{self.path} already holds a run: continue it with --resume, "
+                             "or choose another --out")
+        # What a crash left of a start counts for nothing.
+        own = {LOCK, f".{FILE}.partial"}
+        if self.is_new and any(p.name not in own for p in self.path.iterdir()):
+            raise TapflError(f"{self.path} is in the way: it is no run and not empty")
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
         except Timeout:
             raise TapflError(f"{self.path}: another process is at work in this folder") from None
         except OSError as error:
             raise TapflError(f"--out {self.path}: cannot make or use this folder "
                              f"({error.strerror})") from None
-        return self
 
     def keep(self) -> None:
         """There is something to go on from."""
@@ -52,24 +75,18 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         if kind is not None and self.is_new and not self._kept:
-            for entry in self.path.iterdir():
-                if entry.is_dir():
-                    shutil.rmtree(entry, ignore_errors=True)
-                elif entry.name != LOCK:
-                    entry.unlink(missing_ok=True)
-        self._lock.release()
-        (self.path / LOCK).unlink(missing_ok=True)
-        if kind is not None and self.is_new and not self._kept and self._made:
-            shutil.rmtree(self.path, ignore_errors=True)
+            for name in MADE:  # the folder was empty: these are ours
+                path = self.path / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        self._leave()
 
-    def _check_new(self) -> None:
-        """Refuse a place that is taken by something else; what a crash left of a start may go."""
-        rest = [p for p in self.path.iterdir() if p.name != LOCK
-                and not p.name.endswith(".partial")] if self.path.is_dir() else []
-        if self.path.exists() and (rest or not self.path.is_dir()):
-            raise TapflError(f"{self.path} is in the way: it is no run and not empty")
-        if self.resume and not self.path.is_dir():
-            raise TapflError(f"{self.path}: no run to resume here ({FILE} is missing)")
+    def _leave(self) -> None:
+        """Unlock; a folder that this process made and that is empty again goes."""
+        (self.path / LOCK).unlink(missing_ok=True)
+        self._lock.release()
+        if self._made:
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
 
 
 def fresh_folder(folder: Path) -> Path:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Federation, Member
+from tapfl.engine.files import header_digest
 from tapfl.engine.messages import Answer, Ask, Final, Report
 from tapfl.engine.worker import Worker
 
@@ -36,6 +37,11 @@ class InProcess:
         """Have the clients' files written; return those that a round consists of."""
         self.worker.store.flush()
         return list(self.worker.store.listing(as_of=round_))
+
+    def keeps(self, member: Member, models: Mapping[str, str]) -> bool:
+        """Compare the checksums that the models' files carry."""
+        return all(header_digest(self.worker.model_path(method, member.id)) == digest
+                   for method, digest in models.items())
 
     def check(self, listed: Sequence[Any]) -> str | None:
         """Compare the clients' files with what a checkpoint lists."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from tapfl.blocks import BlockState
@@ -52,11 +52,15 @@ class Report:
 
 @dataclass(frozen=True)
 class Final:
-    """A client's results, and what happened while its final models were made."""
+    """A client's results, and what happened while its final models were made.
+
+    ``models`` are the models that the client keeps, by method, with their checksums.
+    """
 
     client: str
     rows: Sequence[Row]
     events: Sequence[Event] = ()
+    models: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,9 @@ class Clients(Protocol):
 
     def settle(self, round_: int) -> list[Any]:
         """Return when what clients keep as of a round is safe: what a checkpoint lists of it."""
+
+    def keeps(self, member: Member, models: Mapping[str, str]) -> bool:
+        """Return whether a client still has the final models that it reported."""
 
     def check(self, listed: Sequence[Any]) -> str | None:
         """Say what is wrong with what a checkpoint lists, if anything is; else go on from it."""

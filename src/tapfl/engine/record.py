@@ -16,7 +16,7 @@ import transformers
 from pydantic import BaseModel, ConfigDict, Field
 
 from tapfl import __version__
-from tapfl.config import Config
+from tapfl.config import MAX_THREADS, Config
 from tapfl.data.federation import FederationFile
 from tapfl.engine.files import write_json
 from tapfl.errors import TapflError
@@ -31,9 +31,9 @@ MAX_BYTES = 64 << 20
 class RunRecord(BaseModel):
     """The record of a run.
 
-    ``models`` says which method's model ``predict`` takes unless told otherwise; ``data`` where
-    each task's samples come from; ``dropped`` which rows could not be used. ``began`` is set while
-    a process is at work.
+    ``models`` says which method's model ``predict`` takes by default, ``shared`` which federated
+    runs end with one model for all clients. ``data`` says where each task's samples come from,
+    ``dropped`` which rows could not be used. ``began`` is set while a process is at work.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
@@ -41,12 +41,13 @@ class RunRecord(BaseModel):
     format: int = FORMAT
     config: Config
     seed: int
-    threads: int = Field(ge=1)
+    threads: int = Field(ge=1, le=MAX_THREADS)
     finished: bool = False
     seconds: float = 0.0
     began: float | None = None
     clients: int
     models: dict[str, str]
+    shared: list[str] = []
     federation: FederationFile
     federation_sha256: str
     classes: dict[str, list[str]]
@@ -112,11 +113,14 @@ def _upgraded(values: dict[str, Any], path: Path) -> dict[str, Any]:
         (s.federated for s in specs if s.federated != "local"), None)
     models = {"personal": chosen.name if chosen else specs[0].name if len(specs) == 1 else None,
               "federated": watched if watched != "local" else None}
-    environment = values.get("environment") or {}
+    environment = values.get("environment")
+    if not isinstance(environment, dict):
+        environment = {}
     return known | {
         "format": FORMAT, "seed": config.seed, "data": {"all": str(values.get("data"))},
         "threads": environment.get("threads", 1), "environment": environment,
         "models": {kind: name for kind, name in models.items() if name},
+        "shared": sorted({s.federated for s in specs} - {"local", "perfedavg", "feddat"}),
         "weights": values.get("weights", ""), "clients": values.get("clients", 0),
         "random_weights": values.get("random_weights", False),
         "federation_sha256": values.get("federation_sha256", ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -50,26 +51,28 @@ class Plan:
     personalizers: tuple[tuple[MethodSpec, type[Personalizer]], ...]
 
 
-def plan(config: Config, folder: Path | None = None) -> list[Plan]:
+def plan(config: Config, folder: Path | None = None, installed: bool = True) -> list[Plan]:
     """Return the federated runs that a configuration's methods need.
 
-    ``folder`` is where a user's own ``module:Class`` is looked for first.
+    ``folder`` is where a user's own ``module:Class`` is looked for first, and with ``installed``
+    among what is installed: only for names that the user gave, not for those of a record.
     """
     for name in config.variants:
         if name in {*FEDERATED, *PERSONALIZERS, *SHORT}:
             raise TapflError(f"variants: '{name}' is a method already; expected a name of its own")
-    plans = [find_plan(run, folder) for run in federated_runs(method_specs(config))]
+    plans = [find_plan(run, folder, installed) for run in federated_runs(method_specs(config))]
     _check_own(config, plans)
     return plans
 
 
-def find_plan(run: RunSpec, folder: Path | None = None) -> Plan:
+def find_plan(run: RunSpec, folder: Path | None = None, installed: bool = True) -> Plan:
     """Return one federated run with its classes."""
-    method = _find(run.federated, FEDERATED, FederatedMethod, "federated method", folder)
+    find = functools.partial(_find, folder=folder, installed=installed)
+    method = find(run.federated, FEDERATED, FederatedMethod, "federated method")
     method.read_settings(run.config)
     personalizers = []
     for spec in run.personal:
-        found = _find(spec.personalizer, PERSONALIZERS, Personalizer, "personalizer", folder)
+        found = find(spec.personalizer, PERSONALIZERS, Personalizer, "personalizer")
         found.read_settings(spec.config)
         personalizers.append((spec, found))
     return Plan(run.name, run.config, method, run.plain is not None, tuple(personalizers))
@@ -110,26 +113,29 @@ def _check_own(config: Config, plans: Iterable[Plan]) -> None:
                              + nearest(name, classes))
 
 
-def _find(name: str, known: dict[str, Any], base: type, what: str, folder: Path | None) -> Any:
+def _find(name: str, known: dict[str, Any], base: type, what: str, *, folder: Path | None,
+          installed: bool) -> Any:
     if name in known:
         return known[name]
     module = name.partition(":")[0]
     if ":" not in name:
         raise TapflError(f"methods: unknown {what} '{name}'" + nearest(name, [*known, *SHORT]))
     wanted = class_name(name)
-    found = getattr(_import(module, name, folder), wanted, None)
+    found = getattr(_import(module, name, folder, installed), wanted, None)
     if not isinstance(found, type) or not issubclass(found, base):
         raise TapflError(f"methods: '{name}': expected a class {wanted} in {module} that "
                          f"is derived from {base.__module__}.{base.__name__}")
     return found
 
 
-def _import(module: str, name: str, folder: Path | None) -> Any:
+def _import(module: str, name: str, folder: Path | None, installed: bool) -> Any:
     """Import a user's module: a file beside the configuration, or one that is installed."""
     if not all(part.isidentifier() for part in module.split(".")):
         raise TapflError(f"methods: '{name}': '{module}' is not the name of a module")
     path = (folder or Path.cwd()).resolve() / (module.replace(".", "/") + ".py")
     try:
+        if not path.is_file() and not installed:
+            raise TapflError(f"methods: '{name}': no {path.name} in {path.parent}")
         if not path.is_file():
             return importlib.import_module(module)
         if getattr(sys.modules.get(module), "__file__", None) == str(path):

@@ -7,6 +7,7 @@ models. Whether clients live in this process or on other machines makes no diffe
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,9 @@ class Rounds:
     _done: int = field(default=-1, init=False)  # the last complete round
 
     def __post_init__(self) -> None:
+        # What was made with other settings does not belong to this run.
+        self._settings = hashlib.sha256(self.config.model_dump_json(exclude={
+            "speed": True, "checkpoint": True, "data": {"folder"}}).encode()).hexdigest()
         self._complete(-1)
 
     def run(self, resume: bool = False) -> list[Row]:
@@ -146,7 +150,8 @@ class Rounds:
         round_, blocks, position, norms = self._last
         if round_ > self.checkpoints.newest:
             self.checkpoints.write(round_, blocks, {
-                "events": position, "norms": norms, "clients": self.clients.settle(round_)})
+                "settings": self._settings, "events": position, "norms": norms,
+                "clients": self.clients.settle(round_)})
 
     def _restore(self) -> None:
         """Go back to the newest checkpoint that is whole, with all that belongs to it."""
@@ -173,6 +178,8 @@ class Rounds:
 
     def _fault(self, notes: dict[str, Any]) -> str | None:
         """Say what is wrong with what a checkpoint lists, if anything is."""
+        if notes.get("settings") != self._settings:
+            return f"{self.checkpoints.folder}: made with another configuration"
         length, digest = notes["events"]
         return self.log.check((length, digest)) or self.clients.check(notes["clients"])
 
@@ -181,7 +188,7 @@ class Rounds:
     def finish(self) -> list[Row]:
         """Let every client make and evaluate its final models; each client is a checkpoint."""
         rounds, total = self.config.train.rounds, len(self.members)
-        records = [read_checked_json(self._record(member)) for member in self.members]
+        records = [self._finished(member) for member in self.members]
         missing = [m for m, record in zip(self.members, records, strict=True) if record is None]
         sent = ((member, self.server.send(self.exchanged(member))) for member in missing)
         done = total - len(missing)
@@ -189,7 +196,8 @@ class Rounds:
         for answer in self.clients.ask(Ask("finish", rounds, self.checkpoints.oldest), sent):
             if not isinstance(answer, Final):
                 continue
-            record = {"rows": list(answer.rows),
+            record = {**self._of(answer.client), "rows": list(answer.rows),
+                      "models": dict(answer.models),
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
             write_checked_json(self.final / f"{answer.client}.json", record)
             records[index[answer.client]] = record
@@ -203,5 +211,14 @@ class Rounds:
         self.log.replay(event for record in whole for event in record["events"])
         return [row for record in whole for row in record["rows"]]
 
-    def _record(self, member: Member) -> Path:
-        return self.final / f"{member.id}.json"
+    def _finished(self, member: Member) -> dict[str, Any] | None:
+        """Return what a client reported in the end, if it did and still has its models."""
+        record = read_checked_json(self.final / f"{member.id}.json")
+        if record is None or any(record.get(k) != v for k, v in self._of(member.id).items()):
+            return None
+        return record if self.clients.keeps(member, record["models"]) else None
+
+    def _of(self, client: str) -> dict[str, Any]:
+        return {"method": self.name, "client": client, "round": self.config.train.rounds,
+                "settings": self._settings}
+

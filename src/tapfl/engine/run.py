@@ -60,7 +60,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
     if resume and modules is None and any(":" in name for name in _names(config)):
         raise TapflError(f"{out}: the run has methods of your own; name the folder that they are "
                          "imported from with --modules DIR")
-    plans = plan(config, modules)
+    plans = plan(config, modules, installed=not resume)
     with RunFolder(out, resume) as folder:
         record = None if folder.is_new else _continued(out, config)
         if record and record.finished and (out / "results.csv").is_file():
@@ -82,17 +82,25 @@ class _Run:
         self.config, self.plans, self.folder, self.device = config, plans, folder, device
         self.out, self.notify = folder.path, notify
         self.started, self.began = time.perf_counter(), time.time()
-        self.resumed = record is not None
+        self.resumed, self._under_way = record is not None, False
         self.record = self._start(record)
 
     def run(self) -> list[Row]:
         """Run every plan; write the results."""
         rows: list[Row] = []
         record = self.record
+        # It is put together again from what each federated run has kept.
+        events = self.out / "events.jsonl"
+        before = events.read_bytes() if events.is_file() else b""
+        events.write_bytes(b"")
         try:
             for each in self.plans:
                 rows += self._federated_run(each)
                 _free(self.device)
+        except TapflError:
+            if not self._under_way:  # nothing could be continued: leave things as they were
+                events.write_bytes(before)
+            raise
         finally:
             record.began = None
             record.seconds += time.perf_counter() - self.started
@@ -132,8 +140,6 @@ class _Run:
             _compare(self.out, before, facts)
             record = before.model_copy(update=facts)
         record.save(self.out)
-        # Put together again from what each federated run has kept.
-        (self.out / "events.jsonl").write_text("")
         return record
 
     def _federated_run(self, each: Plan) -> list[Row]:
@@ -145,7 +151,7 @@ class _Run:
             rows = rounds.run(resume=self.resumed)
             if any(worker.method.exchanged(m) for m in self._kinds()):
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
-                            Label(each.name, "", self.config.train.rounds), rounds.server.blocks,
+                            Label(each.name, "", each.config.train.rounds), rounds.server.blocks,
                             {})
             return rows
 
@@ -156,12 +162,16 @@ class _Run:
                         federation.others)
         worker.check(self._kinds())
         self._count_parameters(each.name, worker)
+        if worker.method.shares_final_model and each.name not in self.record.shared:
+            self.record.shared.append(each.name)
+            self.record.save(self.out)
         config = each.config
         server = Server(worker.method.initial, len(federation), config.train.cohort, config.seed,
                         max_update_norm=config.federation.max_update_norm,
                         max_samples=config.federation.max_samples)
 
         def notify(event: Event) -> None:
+            self._under_way = True
             if isinstance(event, RoundEnded | ClientFinished):
                 self.folder.keep()
             self.notify(event)

@@ -11,14 +11,14 @@ import numpy as np
 from tapfl.blocks import BlockState
 from tapfl.data.batches import Rows, TaskData
 from tapfl.data.federation import Client
-from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped
+from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped, name_of
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.messages import Final, Row, Update
+from tapfl.errors import TapflError
 from tapfl.evaluation.evaluate import Scores
 from tapfl.evaluation.metrics import GENERAL
 from tapfl.events import Diverged, Event
 from tapfl.federated.context import Losses
-from tapfl.methods import folder_name
 from tapfl.personal.personalizer import Personalizer
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class ClientTurn:
         self.worker, self.client = worker, client
         self.method, self.plan = worker.method, worker.plan
         self._trained: tuple[BlockState, BlockState, Losses] | None = None
+        self._models: dict[str, str] = {}
 
     # A round
 
@@ -88,14 +89,32 @@ class ClientTurn:
         final = self._final(received)
         rows = self.evaluate(received) if self.plan.plain else []
         for personalizer in self.worker.personalizers:
-            with calling(personalizer, "after_federation"):
-                personal = personalizer.after_federation(self.client, final.clone())
-            check_blocks(personalizer, "after_federation", personal, self.method.initial)
+            personal = self._personal(personalizer, final)
             # A personal model of all the client's blocks, private ones too, predicts as W does.
             like_w = set(personal) == set(final)
             rows += self._evaluate(personalizer.name, personal, like_w)
             self._keep(personalizer.name, personal)
-        return Final(self.client.id, rows, self.worker.drain())
+        return Final(self.client.id, rows, self.worker.drain(), self._models)
+
+    def _personal(self, personalizer: Personalizer, final: BlockState) -> BlockState:
+        """Return a client's personal model; W itself where that went astray."""
+        with calling(personalizer, "after_federation"):
+            personal = personalizer.after_federation(self.client, final.clone())
+        check_blocks(personalizer, "after_federation", personal, self.method.initial)
+        lost = sorted(set(self.method.owned(self.client)) - set(personal))
+        if lost:
+            raise TapflError(f"{name_of(personalizer)}.after_federation: block '{lost[0]}' is "
+                             "missing; expected all blocks that the client owns")
+        return self._sound(personalizer.name, personal, final)
+
+    def _sound(self, name: str, state: BlockState, before: BlockState) -> BlockState:
+        """Return a final model, or what it was made from if it holds values that are not finite."""
+        fault = state.not_finite()
+        if fault is None:
+            return state
+        self.worker.events.append(Diverged(name, self.plan.config.train.rounds, self.client.id, [],
+                                           fault))
+        return before
 
     def evaluate(self, received: BlockState) -> list[Row]:
         """Evaluate W as this client would use it; one that is the client's own is kept."""
@@ -105,7 +124,7 @@ class ClientTurn:
         state.load_into(method.network.blocks)
         with calling(method, "adapt"):
             method.adapt(self.client)
-        state = BlockState.extract(method.network.blocks, state)
+        state = self._sound(name, BlockState.extract(method.network.blocks, state), state)
         self._keep(name, state)
         return self._evaluate(name, state, like_w=True)
 
@@ -116,8 +135,8 @@ class ClientTurn:
 
     def _keep(self, method: str, state: BlockState) -> None:
         label = Label(method, self.client.id, self.plan.config.train.rounds)
-        write_state(self.worker.models / folder_name(method) / f"{self.client.id}.safetensors",
-                    label, state, {"method": method})
+        self._models[method] = write_state(self.worker.model_path(method, self.client.id), label,
+                                           state, {"method": method})
 
     def _evaluate(self, name: str, state: BlockState, like_w: bool,
                   shared: bool = False) -> list[Row]:
@@ -139,7 +158,8 @@ class ClientTurn:
         """Return the score of every sample; the same model is not asked twice."""
         def work() -> Scores:
             state.load_into(self.method.network.blocks)
-            with self.method.predicting() if like_w else contextlib.nullcontext():
+            with (calling(self.method, "predicting"),
+                  self.method.predicting() if like_w else contextlib.nullcontext()):
                 return self.worker.evaluator(self.method.network, data)
 
         return self.worker.memo.once(("evaluate", id(data), like_w), state, work, keep=shared)

@@ -18,6 +18,7 @@ from tapfl.events import Event
 from tapfl.federated.context import Context
 from tapfl.federated.memo import Memo
 from tapfl.federated.method import FederatedMethod
+from tapfl.methods import folder_name
 from tapfl.personal.personalizer import Personalizer
 
 T = TypeVar("T")
@@ -50,6 +51,10 @@ class Worker:
     def turn(self, client: Client) -> ClientTurn:
         """Return one client's turn."""
         return ClientTurn(self, client)
+
+    def model_path(self, method: str, client: str) -> Path:
+        """Return where a client's final model is kept."""
+        return self.models / folder_name(method) / f"{client}.safetensors"
 
     def drain(self) -> list[Event]:
         """Return what was reported since the last call."""

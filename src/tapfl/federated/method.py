@@ -85,18 +85,15 @@ class FederatedMethod(Configurable):
         """Set the network up as the client's final federated model predicts."""
         yield
 
-    def post_train(self, client: Client, final: BlockState, steps: int,
-                   lr: float | None = None) -> BlockState:
+    def post_train(self, client: Client, final: BlockState, steps: int, lr: float) -> BlockState:
         """Return the client's final W after ``steps`` more steps on its own data."""
-        rate = self.context.config.post_lr if lr is None else lr
-
         def work() -> BlockState:
             final.load_into(self.network.blocks)
-            self._post_training(client, steps, rate)
+            self._post_training(client, steps, lr)
             return BlockState.extract(self.network.blocks, final)
 
-        # Post-training and TAP's teacher are one and the same.
-        return self.context.memo.once(("post", client.id, steps, rate), final, work).clone()
+        # Post-training and TAP's teacher are one and the same. Copies: a caller may change its own.
+        return self.context.memo.once(("post", client.id, steps, lr), final.clone(), work).clone()
 
     def _post_training(self, client: Client, steps: int, lr: float) -> None:
         local_training(self.context, self.network, client, self.owned(client), steps=steps, lr=lr,

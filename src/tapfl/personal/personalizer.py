@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Client
-from tapfl.events import Diverged, Event
+from tapfl.errors import TapflError
+from tapfl.events import Diverged, Event, Logged
 from tapfl.federated.context import Context, Kept, Losses
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.settings import Configurable
@@ -37,6 +39,12 @@ class Personalizer(Configurable):
 
     # What a personalizer can use
 
+    def post_train(self, client: Client, final: BlockState, steps: int,
+                   lr: float | None = None) -> BlockState:
+        """Return W after ``steps`` more steps, at the learning rate of post-training by default."""
+        rate = self.context.config.post_lr if lr is None else lr
+        return self.method.post_train(client, final, steps, rate)
+
     def load(self, client: Client, before: int) -> Kept | None:
         """Return blocks and notes that were saved for a client before a round, if any were."""
         return self.context.states.load(self.name, client.id, as_of=before - 1)
@@ -48,6 +56,10 @@ class Personalizer(Configurable):
 
     def report(self, event: Event) -> None:
         """Have an event written to events.jsonl."""
+        if not isinstance(event, Logged):
+            raise TapflError("report: expected an event such as tapfl.events.Note, got "
+                             f"{type(event).__name__}")
+        json.dumps(event.record(), allow_nan=False)  # what is no JSON fails here, not in the log
         self.context.events.append(event)
 
     def diverged(self, client: Client, round_: int, state: BlockState, losses: Losses) -> bool:

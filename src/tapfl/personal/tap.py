@@ -74,7 +74,15 @@ class Tap(Personalizer):
                 step=minimise(task_objective))
             return BlockState.extract(network.blocks, start), losses
 
-        return self.context.memo.once(("personal", client.id, round_), start, work)
+        return self.context.memo.once(("personal", self._sharer, client.id, round_), start, work)
+
+    @property
+    def _sharer(self) -> str | None:
+        """Who may share this object's work: all of tapfl's own kind, but nobody with a subclass.
+
+        A user's subclass may compute something else, or change what it gets in place.
+        """
+        return None if type(self).__module__ == __name__ else self.name
 
     # Stage 2: knowledge distillation, once, after federation.
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
@@ -97,8 +105,8 @@ class Tap(Personalizer):
         # Variants that differ in nothing that stage 2 reads, and have the same X, train it once.
         settings = config.tap.model_dump_json(include={"distill_weights", "temperature"})
         end, losses = self.context.memo.once(
-            ("distill", type(self), client.id, settings, config.post.steps, config.post_lr),
-            personal, work)
+            ("distill", type(self), self._sharer, client.id, settings, config.post.steps,
+             config.post_lr), personal, work)
         return personal if self.diverged(client, rounds, end, losses) else end
 
     def _objective(self, client: Client, final: BlockState) -> Objective:
@@ -106,7 +114,7 @@ class Tap(Personalizer):
         if not self.distills:
             return task_objective
         config = self.context.config
-        teacher = self.method.post_train(client, final, config.post.steps, config.post_lr)
+        teacher = self.post_train(client, final, config.post.steps)
         teacher.load_into(self.method.teacher.blocks)
         return self._distillation
 
@@ -141,7 +149,8 @@ class Tap(Personalizer):
             state.load_into(self.method.network.blocks)
             return validation_losses(self.context, self.method.network, client, losses)
 
-        return self.context.memo.once(("validation", client.id, *losses), state, work)
+        return self.context.memo.once(("validation", self._sharer, client.id, *losses), state,
+                                      work)
 
     def _load(self, client: Client, round_: int) -> tuple[BlockState, History, History]:
         """Return X, h^(l) and h^(p); at first X is W's start and the histories are infinite."""

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tapfl.blocks import BlockState
 from tapfl.config import Config, Section
 from tapfl.data.federation import ClientEntry, FederationFile, client_id, parse_id
+from tapfl.engine.files import Label, header_digest, read_state
 from tapfl.engine.record import FILE, RunRecord, read_object, read_record
 from tapfl.errors import TapflError, nearest
 from tapfl.methods import federated_half, find_method, folder_name
@@ -35,6 +37,16 @@ class Card:
     federated: str  # the federated method it stands on
     classes: Mapping[str, Sequence[str]]
     blocks: Path  # the file of its trained blocks
+    label: Label | None = None  # whose they must be, where that is known
+
+    def read_blocks(self) -> BlockState:
+        """Read the model's blocks; a file that says it is another one's is refused."""
+        try:
+            return read_state(self.blocks, self.label)[0]
+        except TapflError:
+            if self.label is None or header_digest(self.blocks) not in (None, "None"):
+                raise
+            return read_state(self.blocks)[0]  # of an earlier version: it does not say whose it is
 
     def with_weights(self, weights: str | dict[str, str]) -> Card:
         """Return the card of the same model whose frozen base is found elsewhere."""
@@ -57,14 +69,16 @@ def card_of(folder: Path, client: str | None, model: str = PERSONAL,
     config, file = record.config, record.federation
     if client is None:
         raise TapflError(f"--client: expected one of {', '.join(_ids(config, file)[:12])}")
+    check_name(client, "--client")
     entry = _entry(config, file, client)
     chosen = method or _chosen(record, model)
     run, spec = find_method(config, chosen)
     tasks = {name: file.tasks[name] for name in entry.tasks}
-    return Card(spec.config if spec else run.config,
+    own = spec.config if spec else run.config
+    return Card(own,
                 FederationFile(tasks=tasks, clients=[entry]), client, chosen, run.federated,
                 {t: names for t, names in record.classes.items() if t in tasks},
-                _weights(folder, chosen, client))
+                *_blocks(folder, record, chosen, client, own.train.rounds))
 
 
 def exported_card(folder: Path) -> Card:
@@ -76,10 +90,13 @@ def exported_card(folder: Path) -> Card:
             raise TapflError(f"{where}: not the card of an exported model: has no '{key}'")
     if not isinstance(record["method"], str):
         raise TapflError(f"{where}: method: expected a name, got {record['method']!r:.80}")
+    file = check(FederationFile, record["federation"], where)
+    if len(file.clients) != 1 or set(file.clients[0].tasks) != set(file.tasks):
+        raise TapflError(f"{where}: federation: expected one client that has all tasks")
     # Exports of earlier versions do not say what the method stands on: its name does.
     federated = str(record.get("federated") or federated_half(record["method"]))
     return Card(_within(check(Config, record["config"], where), folder),
-                check(FederationFile, record["federation"], where),
+                file,
                 check_name(record["client"], "client"), record["method"], federated,
                 check(_Classes, {"classes": record["classes"]}, where).classes, folder / WEIGHTS)
 
@@ -130,10 +147,13 @@ def _chosen(record: RunRecord, model: str) -> str:
                      "federated")
 
 
-def _weights(folder: Path, method: str, client: str) -> Path:
+def _blocks(folder: Path, record: RunRecord, method: str, client: str,
+            rounds: int) -> tuple[Path, Label]:
+    """Return the file of a client's model and whose it must be: its own, or the server's."""
     models = folder / "models" / folder_name(method)
     own, common = models / f"{client}.safetensors", models / "server.safetensors"
-    found = own if own.is_file() else common
-    if not found.is_file():
-        raise TapflError(f"{models}: the run kept no model of {client} there")
-    return found
+    if own.is_file():
+        return own, Label(method, client, rounds)
+    if common.is_file() and method in record.shared:
+        return common, Label(method, "", rounds)
+    raise TapflError(f"{models}: the run kept no model of {client} there")

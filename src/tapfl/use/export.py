@@ -14,6 +14,7 @@ from tapfl.engine.files import Label, write_json, write_state
 from tapfl.engine.messages import Row
 from tapfl.engine.results import read_results
 from tapfl.errors import TapflError, as_tapfl_error
+from tapfl.model.foundation import RANDOM, SHIPPED
 from tapfl.model.peft import export_encoder_lora
 from tapfl.reading import exists
 from tapfl.use.card import BASE, CARD, INSIDE, WEIGHTS, Card
@@ -57,7 +58,7 @@ def _with_copies(card: Card, out: Path) -> Card:
     found = {}
     for part, place in parts.items():
         source = Path(place)
-        if not exists(source):
+        if place in (RANDOM, SHIPPED) or not exists(source):
             found[part] = place  # a hub's or a package's name
             continue
         name = "mini.safetensors" if source.is_file() else part

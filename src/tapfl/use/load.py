@@ -17,7 +17,6 @@ from tapfl.data.federation import Member
 from tapfl.data.prepare import picture
 from tapfl.data.prompts import prompt
 from tapfl.engine.build import set_speed
-from tapfl.engine.files import read_state
 from tapfl.engine.registry import find_plan
 from tapfl.engine.run import pick_device
 from tapfl.errors import TapflError, as_tapfl_error, nearest
@@ -69,7 +68,7 @@ class ClientModel:
                              "imported from with --modules DIR")
         config = card.config
         run = RunSpec(card.federated, card.federated, config, None, ())
-        method = find_plan(run, modules).method
+        method = find_plan(run, modules, installed=False).method
         modalities = sorted({m for task in self.tasks.values() for m in task.modalities})
         foundation = build_foundation(config.foundation, modalities,
                                       config.backbone.layers_per_stage, device)
@@ -85,7 +84,7 @@ class ClientModel:
         member = Member(self.card.client, 0, tuple(self.tasks), samples=0)
         owned = {*self._method.exchanged(member), *self._method.owned(member)}
         private = set(self._method.private(member))
-        state = read_state(self.card.blocks)[0]
+        state = self.card.read_blocks()
         kept = state.subset([name for name in state if name in owned | private])
         missing = sorted(owned - set(kept))
         fault = (f"block '{missing[0]}' is missing" if missing
