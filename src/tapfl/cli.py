@@ -417,10 +417,10 @@ def _pretrain(options: argparse.Namespace) -> None:
     if options.steps < 10:
         raise TapflError(f"--steps {options.steps}: expected at least 10")
 
-    def tell(step: int, losses: dict[str, float]) -> None:
+    def show(step: int, losses: dict[str, float]) -> None:
         print(f"step {step + 1}/{options.steps}: "
               + ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items()), flush=True)
 
     pretrain_mini(options.out, steps=options.steps, seed=options.seed,
-                  device=pick_device(options.device), progress=tell)
+                  device=pick_device(options.device), progress=show)
     print(f"written: {options.out}")

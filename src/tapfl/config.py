@@ -275,7 +275,8 @@ class SpeedConfig(Section):
     """What makes training fast on a GPU; a CPU ignores it.
 
     ``kernels``: fused kernels, where the layers suit them (bf16 only). ``graphs``: steps are
-    recorded and played again. ``compile``: torch.compile for the layers that have no kernels.
+    captured as CUDA graphs and replayed. ``compile``: torch.compile for the layers without
+    kernels.
     ``checkpointing``: compute activations twice instead of keeping them, where memory is short.
     ``resident_gb``: images that may stay on the GPU (by default 40% of its memory).
     """

@@ -9,7 +9,7 @@ import torch
 from tapfl.blocks import BlockState
 from tapfl.data.batches import ROW_STEP, TaskBatch, bucket_length, prefetch
 from tapfl.federated.distill import divergence
-from tapfl.federated.stepper import Stepper, _copy, _own, _Recorded, graph_safe
+from tapfl.federated.stepper import Stepper, _Captured, _copy, _own, graph_safe
 from tapfl.federated.training import local_training, minimise, task_objective
 from tests.experiment import FederatedRun, tiny_experiment
 
@@ -17,7 +17,7 @@ from tests.experiment import FederatedRun, tiny_experiment
 class Played(Stepper):
     """Plays a recording by running what was recorded, on the tensors it was recorded with."""
 
-    def _record(self, body, parts):
+    def _capture(self, body, parts):
         still = [TaskBatch(p.task, _copy(p.batch), _own(p.weight), p.samples) for p in parts]
         losses = {}
 
@@ -26,7 +26,7 @@ class Played(Stepper):
                 losses.update(body(still))
 
         self.recordings = getattr(self, "recordings", 0) + 1
-        return _Recorded(Graph(), still, losses)
+        return _Captured(Graph(), still, losses)
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_without_memory_for_recordings_steps_are_plain(method):
     config = method.context.config.train
 
     class Full(Played):
-        def _record(self, body, parts):
+        def _capture(self, body, parts):
             raise torch.cuda.OutOfMemoryError("no memory")
 
     full = Full(method.network, config, graphs=True)

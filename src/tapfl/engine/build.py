@@ -64,7 +64,7 @@ class Experiment:
 
 
 def build(config: Config, device: str, notify: Subscriber = nobody) -> Experiment:
-    """Return the experiment; ``notify`` is told of data being prepared."""
+    """Return the experiment; ``notify`` is called as data are prepared."""
     file = load_federation(config.federation)
     tasks = file.task_table()
     modalities = sorted({m for task in tasks.values() for m in task.modalities})

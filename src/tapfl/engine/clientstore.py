@@ -33,7 +33,7 @@ class ClientStore:
     """What clients keep, below ``folder``: ``owner/client/round.safetensors``.
 
     At most ``cache_bytes`` of it is in memory, written or waiting to be. As a context manager it
-    closes itself; after an error it drops what nobody has been told to be safe.
+    closes itself; after an error it drops what was not flushed.
     """
 
     def __init__(self, folder: Path, cache_bytes: int = 4 << 30, device: str = "cpu") -> None:

@@ -79,7 +79,7 @@ def find_plan(run: RunSpec, folder: Path | None = None, installed: bool = True) 
 
 
 def default_models(plans: Iterable[Plan]) -> dict[str, str]:
-    """Return which model ``predict`` takes unless told otherwise: the record of a run says so.
+    """Return which model ``predict`` takes by default: the record of a run says so.
 
     ``personal`` is the first method whose personalizer asks to be preferred, else the last one
     that has a personalizer; ``federated`` is the W that it has watched. A kind of model that is

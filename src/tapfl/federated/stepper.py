@@ -1,10 +1,10 @@
 """Training steps: ordinary ones, and on a GPU steps captured as CUDA graphs and replayed.
 
 A step of a large model is some thousand kernels, each launched from Python; for texts and small
-models the launching takes longer than the computing. A CUDA graph records a step once and launches
-it whole. A step can be recorded because everything in it lies still: the network's parameters (a
-client's blocks are copied in), the optimizer's state, and the minibatch, which is copied into the
-recorded one's place.
+models the launching takes longer than the computing. A CUDA graph captures a step once and launches
+it whole. A step can be captured because its tensors stay at fixed addresses: the network's
+parameters (a client's blocks are copied in), the optimizer's state, and the minibatch, which is
+copied into the captured one's place.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MAX_GRAPHS = 128
 
 
 def graph_safe(function: F) -> F:
-    """Mark an objective whose steps may be recorded.
+    """Mark an objective whose steps may be captured.
 
-    It has to be a function of the network and the minibatch: a recorded step goes on reading the
-    very tensors it was recorded with.
+    It has to be a function of the network and the minibatch: a captured step goes on reading the
+    very tensors it was captured with.
     """
     function.graph_safe = True  # type: ignore[attr-defined]
     return function
@@ -47,12 +47,12 @@ class Stepper:
     """Takes optimizer steps on a network's blocks, for one client after the other.
 
     One AdamW serves all clients; it starts afresh with each (``restart``), so that no client sees
-    another's moments. With ``graphs``, steps are recorded when their kind comes a second time.
+    another's moments. With ``graphs``, steps are captured when their kind comes a second time.
     """
 
     def __init__(self, network: Network, config: TrainConfig, graphs: bool = False) -> None:
         self.network, self.config, self.graphs = network, config, graphs
-        self._recorded: OrderedDict[Any, _Recorded | None] = OrderedDict()
+        self._captured: OrderedDict[Any, _Captured | None] = OrderedDict()
         self._pool: Any = None
         self._capturing = True  # until memory runs out
         self._optimizer: torch.optim.Optimizer | None = None
@@ -61,7 +61,7 @@ class Stepper:
         self.parameters: list[nn.Parameter] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a network has no recordings yet; it gets a stepper of its own."""
+        """A copy of a network has no captured steps yet; it gets a stepper of its own."""
 
     def restart(self, blocks: Iterable[str], lr: float) -> None:
         """Begin a local training of some blocks."""
@@ -93,7 +93,7 @@ class Stepper:
         return self.run(objective, body, parts)
 
     def run(self, kind: Hashable, body: Body, parts: Sequence[TaskBatch]) -> Losses:
-        """Do whatever ``body`` does with a minibatch; ``kind`` tells bodies apart.
+        """Do whatever ``body`` does with a minibatch; ``kind`` names the body.
 
         The losses are good until the next step.
         """
@@ -102,34 +102,34 @@ class Stepper:
         try:
             return self._replay(kind, body, parts)
         except torch.cuda.OutOfMemoryError:
-            if not self._recorded:
+            if not self._captured:
                 raise
-        # Recordings keep their memory. Where it does not suffice for both, go on without them.
-        self.stop_recording()
+        # Captured steps keep their memory. Where it does not suffice for both, go on without them.
+        self.stop_capturing()
         return body(parts)
 
-    def stop_recording(self) -> None:
-        """Give back what the recordings hold; further steps are plain."""
-        self._recorded.clear()
+    def stop_capturing(self) -> None:
+        """Give back what the captured steps hold; further steps are ordinary."""
+        self._captured.clear()
         self._pool, self._capturing = None, False
         gc.collect()
         torch.cuda.empty_cache()
 
     def _replay(self, kind: Hashable, body: Body, parts: Sequence[TaskBatch]) -> Losses:
         key = (kind, self._blocks, _signature(parts))
-        if key not in self._recorded or not self._capturing:
+        if key not in self._captured or not self._capturing:
             # The first of its kind is an ordinary step: it also warms up whatever needs it.
-            self._recorded[key] = None
+            self._captured[key] = None
             return body(parts)
-        self._recorded.move_to_end(key)
-        recorded = self._recorded[key]
-        if recorded is None:
-            recorded = self._recorded[key] = self._record(body, parts)
-            while len(self._recorded) > MAX_GRAPHS:
-                self._recorded.popitem(last=False)
-        recorded.feed(parts)
-        recorded.graph.replay()
-        return recorded.losses
+        self._captured.move_to_end(key)
+        captured = self._captured[key]
+        if captured is None:
+            captured = self._captured[key] = self._capture(body, parts)
+            while len(self._captured) > MAX_GRAPHS:
+                self._captured.popitem(last=False)
+        captured.feed(parts)
+        captured.graph.replay()
+        return captured.losses
 
     def update(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
         """Take one optimizer step on a loss, with the gradient's norm clipped."""
@@ -157,27 +157,27 @@ class Stepper:
         self.update(loss, self.parameters)
         return {task: value.detach() for task, value in losses.items()}
 
-    def _record(self, body: Body, parts: Sequence[TaskBatch]) -> _Recorded:
-        """Record a step; recording computes nothing, the caller plays it."""
+    def _capture(self, body: Body, parts: Sequence[TaskBatch]) -> _Captured:
+        """Capture a step; capturing computes nothing, the caller replays it."""
         still = [dataclasses.replace(p, batch=_copy(p.batch), weight=_own(p.weight))
                  for p in parts]
         graph = torch.cuda.CUDAGraph()
-        # All recordings share one pool of memory: they never run at the same time, and nothing in
-        # it is needed once a step is over. Other threads (the writer) may use the GPU meanwhile.
+        # All captured steps share one pool of memory: they never run at the same time, and nothing
+        # in it is needed once a step is over. Other threads (the writer) may use the GPU meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             losses = body(still)
         self._pool = self._pool or graph.pool()
-        return _Recorded(graph, still, losses)
+        return _Captured(graph, still, losses)
 
 
 @dataclass
-class _Recorded:
+class _Captured:
     graph: torch.cuda.CUDAGraph
     parts: list[TaskBatch]
     losses: Losses
 
     def feed(self, parts: Sequence[TaskBatch]) -> None:
-        """Copy a minibatch to where the recorded step reads it."""
+        """Copy a minibatch to where the captured step reads it."""
         for still, part in zip(self.parts, parts, strict=True):
             for target, source in zip(_tensors(still), _tensors(part), strict=True):
                 if target is not None and source is not None:
@@ -190,7 +190,7 @@ def _tensors(part: TaskBatch) -> list[Tensor | None]:
 
 
 def _signature(parts: Sequence[TaskBatch]) -> tuple[Any, ...]:
-    """Return what has to be equal for a recorded step to be played: tasks and shapes."""
+    """Return what has to be equal for a captured step to be replayed: tasks and shapes."""
     return tuple((part.task, *(None if t is None else t.shape for t in _tensors(part)),
                   part.weight if isinstance(part.weight, float) else None) for part in parts)
 

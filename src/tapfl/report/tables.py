@@ -104,7 +104,7 @@ def show(rows: Sequence[Mapping[str, Any]], methods: Sequence[str], width: int =
 
 
 def _shown(table: Table) -> Table:
-    """Leave out what only results.csv tells: for each data set stay the best metrics there are."""
+    """Omit what only results.csv shows: for each data set the best metrics there are stay."""
     better = {dataset for dataset, metric in table if metric_kind(metric) == "bertscore"}
     return {(dataset, metric): column for (dataset, metric), column in table.items()
             if metric_kind(metric) not in SECONDARY
