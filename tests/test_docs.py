@@ -1,9 +1,12 @@
 """The documents' examples run as printed."""
 
 import re
+import shlex
 from pathlib import Path
 
-from tapfl.cli import main
+import pytest
+
+from tapfl.cli import build_parser, main
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -29,3 +32,42 @@ def test_documents_name_only_commands_that_exist(capsys):
     for path in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
         used = set(re.findall(r"(?:^    |`|\n)tapfl ([a-z][a-z-]+)", path.read_text()))
         assert used <= known, (path.name, used - known)
+
+
+def _commands(text):
+    """Return the tapfl commands of a document's code blocks; two spaces begin a remark."""
+    text = text.replace("\\\n", " ")
+    blocks = re.findall(r"```\n(.*?)```", text, re.S) + re.findall(r"(?:^    .*\n)+", text, re.M)
+    for line in (line.strip() for block in blocks for line in block.splitlines()):
+        if line.startswith("tapfl "):
+            yield re.split(r"\s{2,}|\s#", line.removeprefix("tapfl ").strip())[0]
+
+
+def test_every_command_of_the_documents_can_be_parsed(capsys):
+    """Its verb and options exist, as printed."""
+    seen = 0
+    for path in [*DOCS.glob("*.md"), DOCS.parent / "README.md"]:
+        for command in _commands(path.read_text()):
+            for one in command.split(" | ")[:1]:
+                words = shlex.split(one.replace("RUN...", "RUN").partition(" > ")[0])
+                try:
+                    build_parser().parse_args(words)
+                except SystemExit as ended:
+                    if ended.code:
+                        pytest.fail(f"{path.name}: {command}: {capsys.readouterr().err}")
+                seen += 1
+    assert seen > 30
+
+
+@pytest.mark.long
+def test_the_quickstart_and_what_the_readme_does_with_it(tmp_path, monkeypatch, capsys):
+    """From the first command to a model that is taken away."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "quickstart", "--quiet", "--threads", "1"]) == 0
+    for command in ("table runs/quickstart --markdown",
+                    "predict runs/quickstart --client g0-1 --task agnews --text 'shares rise'",
+                    "export runs/quickstart --client g0-7 --out g0-7",
+                    "predict g0-7 --task agnews --text 'shares rise'",
+                    "run --resume --out runs/quickstart"):
+        assert main(shlex.split(command)) == 0, (command, capsys.readouterr().err)
+    assert (tmp_path / "g0-7" / "README.md").is_file()
