@@ -11,13 +11,15 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.custom import OwnData
-from tapfl.data.federation import Federation, FederationFile, load_federation
+from tapfl.data.federation import Federation, FederationFile, Member, load_federation
 from tapfl.data.hub import SETS
 from tapfl.data.sources import load_data
+from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Subscriber, nobody
 from tapfl.federated.context import Context
 from tapfl.methods import federated_runs, method_specs
 from tapfl.model.foundation import Foundation, build_foundation, load_tokenizer
+from tapfl.tasks import TEXT_GENERATION
 
 WORTH_COMPILING = 5000  # steps: below, compiling takes longer than it saves
 RESIDENT_SHARE = 0.4  # of the GPU's memory, for images
@@ -35,6 +37,16 @@ class Experiment:
     def own(self) -> OwnData:
         """Which data the federation file names."""
         return own_data(self.context.config, self.federation.file)
+
+    @property
+    def kinds(self) -> list[Member]:
+        """A client of every kind."""
+        return self.federation.members[:len(self.federation.file.clients)]
+
+    def metrics(self, evaluator: Evaluator) -> dict[str, Any]:
+        """Return what the metrics of text depend on; what one lacks shows before round one."""
+        writes = any(task.kind == TEXT_GENERATION for task in self.context.tasks.values())
+        return evaluator.facts() if writes else {}
 
     def sources(self) -> dict[str, str]:
         """Return where the samples of each task come from."""

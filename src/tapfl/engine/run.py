@@ -40,7 +40,6 @@ from tapfl.events import ClientFinished, Event, Message, RoundEnded, RowsDropped
 from tapfl.federated.server import Server
 from tapfl.methods import folder_name
 from tapfl.model.summary import parameters
-from tapfl.tasks import TEXT_GENERATION
 
 # What may change when a run is continued: where it computes, not what.
 MAY_CHANGE = ("speed", "checkpoint")
@@ -131,7 +130,7 @@ class _Run:
             self.notify(Message("compile: not used; it is for layers without kernels, on a GPU, in "
                                 f"runs of {WORTH_COMPILING} steps or more"))
         facts = _facts(self.experiment, self.plans, self.device) | {
-            "metrics": _metrics(self.experiment, self.evaluator), "dropped": lost,
+            "metrics": self.experiment.metrics(self.evaluator), "dropped": lost,
             "config": self.config, "began": self.began,
             "federation_sha256": federation_digest(self.config)}
         if before is None:
@@ -149,7 +148,7 @@ class _Run:
         with store, contextlib.closing(log):
             rounds, worker = self._rounds(each, folder, store, log)
             rows = rounds.run(resume=self.resumed)
-            if any(worker.method.exchanged(m) for m in self._kinds()):
+            if any(worker.method.exchanged(m) for m in self.experiment.kinds):
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
                             Label(each.name, "", each.config.train.rounds), rounds.server.blocks,
                             {})
@@ -160,7 +159,7 @@ class _Run:
         federation = self.experiment.federation
         worker = Worker(each, self.experiment.context, store, self.evaluator, self.out / "models",
                         federation.others)
-        worker.check(self._kinds())
+        worker.check(self.experiment.kinds)
         self._count_parameters(each.name, worker)
         if worker.method.shares_final_model and each.name not in self.record.shared:
             self.record.shared.append(each.name)
@@ -180,11 +179,6 @@ class _Run:
         return Rounds(each.name, config, federation.members, server, worker.method.exchanged,
                       clients, Checkpoints(folder / "checkpoints", each.name), log,
                       folder / "final", notify), worker
-
-    def _kinds(self) -> list[Any]:
-        """Return a client of every kind."""
-        federation = self.experiment.federation
-        return federation.members[:len(federation.file.clients)]
 
     def _count_parameters(self, name: str, worker: Worker) -> None:
         """Record the blocks that a method has beside the common ones, as FedDAT's adapters."""
@@ -264,12 +258,6 @@ def federation_digest(config: Config) -> str:
     """Return a checksum of who holds what: a file can change between a crash and a resume."""
     file = load_federation(config.federation)
     return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
-
-
-def _metrics(experiment: Experiment, evaluator: Evaluator) -> dict[str, Any]:
-    """Return what the metrics depend on; what is missing for one shows before the first round."""
-    writes = any(t.kind == TEXT_GENERATION for t in experiment.context.tasks.values())
-    return evaluator.facts() if writes else {}
 
 
 def _facts(experiment: Experiment, plans: list[Plan], device: str) -> dict[str, Any]:

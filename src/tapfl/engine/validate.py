@@ -13,7 +13,6 @@ from tapfl.engine.registry import plan
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Subscriber, nobody
-from tapfl.tasks import TEXT_GENERATION
 
 
 def validate(config: Config, modules: Path | None = None, *, config_only: bool = False,
@@ -27,14 +26,12 @@ def validate(config: Config, modules: Path | None = None, *, config_only: bool =
     if not config_only:
         experiment = build(config, "cpu", notify)
         evaluator = Evaluator(experiment.tokenizer, config.evaluation)
-        if any(task.kind == TEXT_GENERATION for task in experiment.federation.tasks.values()):
-            evaluator.facts()
-        members = experiment.federation.members[:len(federation.clients)]
+        experiment.metrics(evaluator)
         with tempfile.TemporaryDirectory() as folder:
             for each in plans:
                 worker = Worker(each, experiment.context, ClientStore(Path(folder)), evaluator,
                                 Path(folder))
-                worker.check(members)
+                worker.check(experiment.kinds)
     clients = config.federation.groups * len(federation.clients)
     return (f"{len(config.methods)} methods in {len(plans)} federated run(s), {clients} clients, "
             f"{len(federation.tasks)} tasks")
