@@ -31,6 +31,7 @@ WIDE = 65_536  # samples of a batch, tokens of an answer
 SAMPLES = 100_000_000  # of a data set; a larger weight would silence all others
 SEED = 2**63 - 1  # what NumPy and PyTorch both take
 WEIGHT = 1e9  # factors and thresholds
+HOLDOUT = "holdout"  # a share that is chosen on held-out data
 
 PathText = Annotated[str, AfterValidator(path_text)]
 
@@ -193,10 +194,14 @@ class TrainConfig(Section):
 
 
 class PostConfig(Section):
-    """Training after federation: P steps, at the initial learning rate unless ``lr`` is set."""
+    """Training after federation: P steps, at the initial learning rate unless ``lr`` is set.
+
+    ``use_holdout`` gives the held-out samples back: what trains after federation sees them too.
+    """
 
     steps: int = Field(50, ge=0, le=MANY)
     lr: float | None = Field(None, gt=0, le=100)
+    use_holdout: bool = False
 
 
 class PerKind(Section):
@@ -212,15 +217,46 @@ class PerKind(Section):
         return float(getattr(self, kind))
 
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
 class TapConfig(Section):
-    """TAP: margins m, distillation weights beta, the temperature, and what histories hold."""
+    """TAP: margins m, distillation weights beta, the temperature, and the rule of replacement.
+
+    ``criterion`` says when X takes W in: ``training`` or ``validation`` (held-out) losses of W are
+    smaller by the margin, a ``paired`` test on held-out samples at the given ``confidence``,
+    ``gradient`` (the way from X to W leads downhill on the client's data), or ``always``.
+
+    ``share`` says how much: 1 is all of it; less moves X that part of the way to W; ``losses``
+    takes X's part of the two losses; ``holdout`` chooses it on held-out data. By ``unit`` a block
+    goes as far as one of its tasks asks for (``task``), or is decided for itself (``block``).
+
+    After federation X first moves ``final_share`` of the way to the final W. Then it ends with
+    ``distill`` (the paper's stage 2), P steps without a teacher (``plain``), 2P such steps
+    (``plain2``), or as a ``mix`` of X and W after P steps, chosen on held-out data, which trains P
+    steps more.
+    """
 
     margins: PerKind = PerKind(image_classification=0.01, image_generation=0.005,
                                text_classification=0.005, text_generation=0.01)
     distill_weights: PerKind = PerKind(image_classification=2e-3, image_generation=2e-3,
                                        text_classification=2e-3, text_generation=1.0)
     temperature: float = Field(1.0, ge=1e-3, le=1000)
-    criterion: Literal["training", "validation"] = "training"
+    criterion: Literal["training", "validation", "paired", "gradient", "always"] = "training"
+    confidence: float = Field(0.95, ge=0.5, lt=1)
+    share: Annotated[float, Field(gt=0, le=1)] | Literal["losses", "holdout"] = 1.0
+    unit: Literal["task", "block"] = "task"
+    final_share: Share | Literal["holdout"] = 0.0
+    end: Literal["distill", "plain", "plain2", "mix"] = "distill"
+
+    @property
+    def reads_holdout(self) -> str | None:
+        """The setting that needs held-out data, if one does."""
+        for key, values in (("criterion", ("validation", "paired")), ("share", (HOLDOUT,)),
+                            ("final_share", (HOLDOUT,)), ("end", ("mix",))):
+            if getattr(self, key) in values:
+                return f"tap.{key}: {getattr(self, key)}"
+        return None
 
 
 class PerFedAvgConfig(Section):
@@ -332,8 +368,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _validation_needs_data(self) -> Config:
-        if self.tap.criterion == "validation" and not self.federation.holdout:
-            raise ValueError("tap.criterion: validation needs held-out data: set "
+        if self.tap.reads_holdout and not self.federation.holdout:
+            raise ValueError(f"{self.tap.reads_holdout} needs held-out data: set "
                              "federation.holdout, e.g. to 0.1")
         return self
 

@@ -81,7 +81,10 @@ class Missing(OfClient):
 
 @dataclass(frozen=True)
 class Replacement(OfClient):
-    """TAP replaced a task's blocks of X by W's; ``initial`` marks the task's first one."""
+    """TAP moved a task's blocks of X to W's; ``initial`` marks the task's first one.
+
+    ``share`` is how much of the way: 1 is the paper's replacement.
+    """
 
     kind: ClassVar[str] = "replacement"
 
@@ -91,6 +94,7 @@ class Replacement(OfClient):
     margin: float
     initial: bool
     blocks: Sequence[str]
+    share: float = 1.0
 
 
 @dataclass(frozen=True)

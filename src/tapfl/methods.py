@@ -14,8 +14,14 @@ from tapfl.config import Config
 from tapfl.errors import TapflError, nearest
 from tapfl.reading import check
 
-SHORT = {name: f"fedavg+{name}" for name in ("tap", "tap-nokd")}
 LOCAL = "local"
+
+# Personalizers that are another one with settings of its own: the personalizer, and the sections.
+NAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "tap-nokd": ("tap", {"tap": {"end": "plain"}}),
+    "tap-soft": ("tap", {"tap": {"criterion": "always", "share": 0.5, "unit": "task",
+                                 "final_share": 0.5, "end": "plain2"}})}
+SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED)}
 
 # What a variant may set. The first two sections, and the settings of a personalizer of one's own,
 # leave W alone: methods that differ in these share a federated run.
@@ -129,18 +135,21 @@ def _halves(name: str) -> tuple[str, str]:
 
 def _spec(config: Config, name: str) -> MethodSpec:
     variant = config.variants.get(name)
-    if variant is None:
-        return MethodSpec(name, *_halves(name), config)
-    if variant.of in config.variants:
+    if variant is not None and variant.of in config.variants:
         raise TapflError(f"variants.{name}.of: '{variant.of}' is a variant itself; expected a "
                          "method")
-    sections = dict(variant.model_extra or {})
+    sections = dict(variant.model_extra or {}) if variant else {}
     for key in sections:
         if key not in METHOD_SECTIONS:
             raise TapflError(f"variants.{name}: '{key}' is no section that a variant can set"
                              + nearest(key, METHOD_SECTIONS))
-    merged = merge(config.model_dump(), sections)
-    return MethodSpec(name, *_halves(variant.of), check(Config, merged, f"variants.{name}"))
+    federated, personalizer = _halves(variant.of if variant else name)
+    personalizer, named = NAMED.get(personalizer, (personalizer, {}))
+    if not variant and not named:
+        return MethodSpec(name, federated, personalizer, config)
+    merged = merge(merge(config.model_dump(), named), sections)
+    where = f"variants.{name}" if variant else name
+    return MethodSpec(name, federated, personalizer, check(Config, merged, where))
 
 
 def merge(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

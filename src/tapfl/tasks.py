@@ -148,3 +148,17 @@ def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | Non
     if mask is not None:
         target = target.masked_fill(~mask, -100)
     return F.cross_entropy(prediction.flatten(0, 1), target.flatten(), ignore_index=-100)
+
+
+def sample_losses(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the loss of every sample; a text's is the mean over its real tokens."""
+    import torch.nn.functional as F
+
+    prediction = at_least_fp32(prediction)
+    if task.kind == IMAGE_GENERATION:
+        return (prediction - target.to(prediction.dtype)).square().flatten(1).mean(dim=1)
+    if task.is_classification:
+        return F.cross_entropy(prediction, target.long(), reduction="none")
+    each = F.cross_entropy(prediction.transpose(1, 2), target.long(), reduction="none")
+    real = each.new_ones(each.shape) if mask is None else mask.to(each.dtype)
+    return (each * real).sum(dim=1) / real.sum(dim=1)

@@ -6,6 +6,7 @@ import torch
 from tapfl.blocks import BlockState
 from tapfl.engine.run import run
 from tapfl.federated.distill import divergence
+from tapfl.personal.criteria import Case
 from tapfl.tasks import Batch
 from tests.experiment import FederatedRun, read_events, tiny_experiment
 
@@ -67,10 +68,10 @@ def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
     run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
     tap = run.personalizers[0]
     client = run.federation.find("shapes")
-    mine = run.method.initial.subset(run.method.owned(client)).clone()
-    before = mine.clone()
-    w = BlockState({k: v + 1 for k, v in mine.items()}, mine.shapes)
-    tap._replace(client, 0, "agnews", mine, w, 1.0, 2.0, initial=False)
+    before = run.method.initial.subset(run.method.owned(client)).clone()
+    w = BlockState({k: v + 1 for k, v in before.items()}, before.shapes)
+    losses = dict.fromkeys(client.tasks, 1.0)
+    mine = tap._replace(Case(client, 0, w, before, losses, losses), {"agnews": 1.0}, new=[])
     changed = {n for n in mine if not torch.equal(mine[n], before[n])}
     assert changed == set(run.method.blocks_of_task("agnews"))
     assert "mome/text_classification/expert/text" in changed

@@ -201,6 +201,12 @@ class ClientData:
         """|D_i|: the number of samples that are trained on."""
         return sum(len(rows) for _, rows in self.holdings)
 
+    def whole(self) -> ClientData:
+        """Return the same data with nothing held out."""
+        held = {data.task.name: rows for data, rows in self.holdout}
+        return ClientData([(data, np.concatenate([rows, held.get(data.task.name, rows[:0])]))
+                           for data, rows in self.holdings], [])
+
     def minibatches(self, steps: int, size: int,
                     rng: np.random.Generator) -> Iterator[list[TaskBatch]]:
         """Yield minibatches drawn uniformly from the whole data, so that tasks mix.

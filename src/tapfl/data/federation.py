@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,6 +172,10 @@ class Client(Member):
 
     data: ClientData
     tests: Holdings
+
+    def with_holdout(self) -> Client:
+        """Return the client with its held-out samples given back: all of its data trains."""
+        return dataclasses.replace(self, data=self.data.whole())
 
 
 class Federation(Sequence[Client]):

@@ -20,6 +20,7 @@ from tapfl.federated.method import FedAvg, FederatedMethod
 from tapfl.federated.perfedavg import PerFedAvg
 from tapfl.federated.settings import Configurable
 from tapfl.methods import (
+    NAMED,
     SHORT,
     MethodSpec,
     RunSpec,
@@ -29,12 +30,12 @@ from tapfl.methods import (
 )
 from tapfl.personal.personalizer import Personalizer
 from tapfl.personal.posttrain import PostTrain, PostTrainTwice
-from tapfl.personal.tap import Tap, TapWithoutDistillation
+from tapfl.personal.tap import Tap
 
 FEDERATED: dict[str, type[FederatedMethod]] = {
     m.name: m for m in (Local, FedAvg, PerFedAvg, DisentAFL, FedDAT)}
 PERSONALIZERS: dict[str, type[Personalizer]] = {
-    "post": PostTrain, "post2": PostTrainTwice, "tap": Tap, "tap-nokd": TapWithoutDistillation}
+    "post": PostTrain, "post2": PostTrainTwice, "tap": Tap}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def plan(config: Config, folder: Path | None = None, installed: bool = True) -> 
     among what is installed: only for names that the user gave, not for those of a record.
     """
     for name in config.variants:
-        if name in {*FEDERATED, *PERSONALIZERS, *SHORT}:
+        if name in {*FEDERATED, *PERSONALIZERS, *NAMED}:
             raise TapflError(f"variants: '{name}' is a method already; expected a name of its own")
     plans = [find_plan(run, folder, installed) for run in federated_runs(method_specs(config))]
     _check_own(config, plans)
@@ -119,7 +120,8 @@ def _find(name: str, known: dict[str, Any], base: type, what: str, *, folder: Pa
         return known[name]
     module = name.partition(":")[0]
     if ":" not in name:
-        raise TapflError(f"methods: unknown {what} '{name}'" + nearest(name, [*known, *SHORT]))
+        raise TapflError(f"methods: unknown {what} '{name}'"
+                         + nearest(name, [*known, *NAMED, *SHORT]))
     wanted = class_name(name)
     found = getattr(_import(module, name, folder, installed), wanted, None)
     if not isinstance(found, type) or not issubclass(found, base):

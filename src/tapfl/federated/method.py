@@ -93,7 +93,8 @@ class FederatedMethod(Configurable):
             return BlockState.extract(self.network.blocks, final)
 
         # Post-training and TAP's teacher are one and the same. Copies: a caller may change its own.
-        return self.context.memo.once(("post", client.id, steps, lr), final.clone(), work).clone()
+        key = ("post", client.id, client.data.samples, steps, lr)
+        return self.context.memo.once(key, final.clone(), work).clone()
 
     def _post_training(self, client: Client, steps: int, lr: float) -> None:
         local_training(self.context, self.network, client, self.owned(client), steps=steps, lr=lr,

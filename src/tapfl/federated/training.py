@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tapfl.data.batches import TaskBatch
@@ -88,12 +90,29 @@ class Tally:
 def validation_losses(context: Context, network: Network, client: Client,
                       tasks: Iterable[str]) -> Losses:
     """Return the mean loss of each task on the client's held-out samples."""
-    wanted, size = set(tasks), context.config.train.batch_size
     tally = Tally()
     network.eval()
+    for part in _held_out(context, client, tasks):
+        tally.add([part], task_objective(network, [part])[1])
+    return tally.means()
+
+
+@torch.no_grad()
+def sample_losses(context: Context, network: Network, client: Client,
+                  tasks: Iterable[str]) -> dict[str, NDArray[np.float64]]:
+    """Return the loss of each of the client's held-out samples, by task."""
+    found: dict[str, list[Tensor]] = {}
+    network.eval()
+    for part in _held_out(context, client, tasks):
+        outputs = network(part.task, part.batch)
+        found.setdefault(part.task, []).append(
+            network.sample_losses(part.task, outputs, part.batch))
+    return {task: torch.cat(pieces).double().cpu().numpy() for task, pieces in found.items()}
+
+
+def _held_out(context: Context, client: Client, tasks: Iterable[str]) -> Iterator[TaskBatch]:
+    wanted, size = set(tasks), context.config.train.batch_size
     for data, rows in client.data.holdout:
         for start in range(0, len(rows) if data.task.name in wanted else 0, size):
             chosen = rows[start:start + size]
-            part = TaskBatch(data.task.name, data.batch(chosen), 1.0, len(chosen))
-            tally.add([part], task_objective(network, [part])[1])
-    return tally.means()
+            yield TaskBatch(data.task.name, data.batch(chosen), 1.0, len(chosen))

@@ -27,7 +27,15 @@ from tapfl.model.encoder import EncoderBlock, ImageNormalizer
 from tapfl.model.foundation import Foundation, build_foundation
 from tapfl.model.lora import Dropout
 from tapfl.model.weights import seeded
-from tapfl.tasks import IMAGE_GENERATION, MODALITIES, TEXT_GENERATION, Batch, Task, task_loss
+from tapfl.tasks import (
+    IMAGE_GENERATION,
+    MODALITIES,
+    TEXT_GENERATION,
+    Batch,
+    Task,
+    sample_losses,
+    task_loss,
+)
 
 
 @dataclass
@@ -108,14 +116,21 @@ class Network(nn.Module):
     def loss(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the task's loss, unweighted."""
         spec = self.ownership.task(task)
-        if spec.is_classification:
-            target, mask = _need(spec, batch.label, "label"), None
-        elif spec.kind == IMAGE_GENERATION:
-            target, mask = self.normalize(_need(spec, batch.image, "image")), None
-        else:
-            target = _need(spec, batch.answer, "answer")[:, 1:]
-            mask = None if batch.answer_mask is None else batch.answer_mask[:, 1:]
-        return task_loss(spec, outputs.prediction, target, mask, batch.real)
+        return task_loss(spec, outputs.prediction, *self._target(spec, batch), batch.real)
+
+    def sample_losses(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
+        """Return the loss of every sample."""
+        spec = self.ownership.task(task)
+        return sample_losses(spec, outputs.prediction, *self._target(spec, batch))
+
+    def _target(self, task: Task, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return what the outputs should be, and for texts where that is no padding."""
+        if task.is_classification:
+            return _need(task, batch.label, "label"), None
+        if task.kind == IMAGE_GENERATION:
+            return self.normalize(_need(task, batch.image, "image")), None
+        target = _need(task, batch.answer, "answer")[:, 1:]
+        return target, None if batch.answer_mask is None else batch.answer_mask[:, 1:]
 
     @torch.no_grad()
     def generate(self, task: str, batch: Batch, *, start: int, end: int, pad: int,

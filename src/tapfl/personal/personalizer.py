@@ -39,6 +39,10 @@ class Personalizer(Configurable):
 
     # What a personalizer can use
 
+    def after(self, client: Client) -> Client:
+        """Return the client as it trains after federation: with its held-out data, if asked for."""
+        return client.with_holdout() if self.context.config.post.use_holdout else client
+
     def post_train(self, client: Client, final: BlockState, steps: int,
                    lr: float | None = None) -> BlockState:
         """Return W after ``steps`` more steps, at the learning rate of post-training by default."""

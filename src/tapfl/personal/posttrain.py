@@ -17,7 +17,7 @@ class PostTrain(Personalizer):
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
         """Return W after P local steps; W itself if these went astray."""
         config = self.context.config
-        trained = self.post_train(client, final, self.times * config.post.steps)
+        trained = self.post_train(self.after(client), final, self.times * config.post.steps)
         return final if self.diverged(client, config.train.rounds, trained, {}) else trained
 
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tapfl.blocks import BlockState
+from tapfl.config import HOLDOUT
 from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.events import PersonalLosses, Replacement
 from tapfl.federated.context import Context, Losses
 from tapfl.federated.distill import divergence
+from tapfl.federated.method import FederatedMethod
 from tapfl.federated.stepper import Objective
-from tapfl.federated.training import (
-    local_training,
-    minimise,
-    task_objective,
-    validation_losses,
-    weighted,
-)
+from tapfl.federated.training import local_training, minimise, task_objective, weighted
 from tapfl.model.network import Network
+from tapfl.personal.criteria import Case, Rule, moved
 from tapfl.personal.personalizer import Personalizer
 
 History = dict[str, float]
@@ -34,7 +32,10 @@ class Tap(Personalizer):
     """X beside W: replaced task by task where W is better, trained alone, taught at the end."""
 
     preferred: ClassVar[bool] = True
-    distills: ClassVar[bool] = True
+
+    def __init__(self, context: Context, method: FederatedMethod, name: str) -> None:
+        super().__init__(context, method, name)
+        self.rule = Rule(context.config.tap, context, method)
 
     # Stage 1: adaptive replacement, in every round that the client takes part in.
     def after_training(self, client: Client, round_: int, received: BlockState,
@@ -45,12 +46,13 @@ class Tap(Personalizer):
         # 1. h^(l) = l^(l) for every task seen in W's training.
         federated_history |= self._criterion(client, trained, losses)
         # 2. R_i[o] = 1 where h^(l) + m < h^(p): X takes W's blocks of task o.
-        for task in losses:
-            if federated_history[task] + self._margin(task) < personal_history[task]:
-                self._replace(client, round_, task, personal, trained, federated_history[task],
-                              personal_history[task], initial=task in new)
-                # X is W in this task now, and as good; its own training says more, if it sees it.
-                personal_history[task] = federated_history[task]
+        case = Case(client, round_, trained, personal, federated_history, personal_history)
+        shares = self.rule.shares(case, losses)
+        personal = self._replace(case, shares, new)
+        for task, share in shares.items():
+            # X is W in this task now, and as good; its own training says more, if it sees it.
+            personal_history[task] = federated_history[task] if share == 1 else (
+                (1 - share) * personal_history[task] + share * federated_history[task])
         # 3. Train X on the client's data, at the same rate as W.
         end, seen = self._train(client, round_, personal)
         # 4. h^(p) = l^(p) for every task seen in X's training.
@@ -64,17 +66,24 @@ class Tap(Personalizer):
 
     def _train(self, client: Client, round_: int, start: BlockState) -> tuple[BlockState, Losses]:
         """Train X; variants of TAP that begin a round with the same X train it once."""
-        train, network = self.context.config.train, self.method.network
+        train = self.context.config.train
+        return self._trained(client, start, "personal", train.local_steps, train.rate(round_),
+                             round_)
+
+    def _trained(self, client: Client, start: BlockState, role: str, steps: int, lr: float,
+                 round_: int, objective: Objective = task_objective,
+                 depends: Hashable = None) -> tuple[BlockState, Losses]:
+        """Return X after so many steps; ``depends`` is what else the objective depends on."""
+        network = self.method.network
 
         def work() -> tuple[BlockState, Losses]:
             start.load_into(network.blocks)
-            losses = local_training(
-                self.context, network, client, start, steps=train.local_steps,
-                lr=train.rate(round_), round_=round_, role="personal",
-                step=minimise(task_objective))
+            losses = local_training(self.context, network, client, start, steps=steps, lr=lr,
+                                    round_=round_, role=role, step=minimise(objective))
             return BlockState.extract(network.blocks, start), losses
 
-        return self.context.memo.once(("personal", self._sharer, client.id, round_), start, work)
+        key = (role, self._sharer, client.id, client.data.samples, round_, steps, lr, depends)
+        return self.context.memo.once(key, start, work)
 
     @property
     def _sharer(self) -> str | None:
@@ -86,71 +95,72 @@ class Tap(Personalizer):
 
     # Stage 2: knowledge distillation, once, after federation.
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
-        """Train W for P steps; then X for P steps with W as its teacher."""
+        """Train W for P steps; then X for P steps with W as its teacher, or as ``end`` says."""
         config, rounds = self.context.config, self.context.config.train.rounds
         personal, federated_history, history = self._load(client, rounds)
-        for task in client.tasks:
-            if math.isinf(history[task]):  # never seen, or diverged: a replacement is due
-                self._replace(client, rounds, task, personal, final, None, math.inf,
-                              initial=math.isinf(federated_history[task]))
-
-        def work() -> tuple[BlockState, Losses]:
-            objective = self._objective(client, final)
-            personal.load_into(self.method.network.blocks)
-            losses = local_training(
-                self.context, self.method.network, client, personal, steps=config.post.steps,
-                lr=config.post_lr, round_=rounds, role="distill", step=minimise(objective))
-            return BlockState.extract(self.method.network.blocks, personal), losses
-
-        # Variants that differ in nothing that stage 2 reads, and have the same X, train it once.
-        settings = config.tap.model_dump_json(include={"distill_weights", "temperature"})
-        end, losses = self.context.memo.once(
-            ("distill", type(self), self._sharer, client.id, settings, config.post.steps,
-             config.post_lr), personal, work)
+        case = Case(client, rounds, final, personal, federated_history, history)
+        new = [task for task in client.tasks if math.isinf(federated_history[task])]
+        personal = self._replace(case, self._final_shares(case), new)
+        steps, all_data = config.post.steps, self.after(client)
+        train = functools.partial(self._trained, role="distill", lr=config.post_lr, round_=rounds)
+        if config.tap.end == "distill":
+            teacher = self.post_train(all_data, final, steps)
+            teacher.load_into(self.method.teacher.blocks)
+            # What stage 2 reads: variants that differ in nothing else, and have the same X, share.
+            settings = config.tap.model_dump_json(include={"distill_weights", "temperature"})
+            end, losses = train(all_data, personal, steps=steps, objective=self._distillation,
+                                depends=settings)
+        elif config.tap.end == "mix":
+            teacher = self.post_train(client, final, steps)  # on data that the choice has not seen
+            case = dataclasses.replace(case, federated=teacher, personal=personal)
+            shares = self.rule.chosen(client, personal, teacher, client.tasks)
+            mixed = moved(personal, teacher, self.rule.by_block(case, shares))
+            end, losses = train(all_data, mixed, steps=steps)
+        else:
+            end, losses = train(all_data, personal,
+                                steps=steps if config.tap.end == "plain" else 2 * steps)
         return personal if self.diverged(client, rounds, end, losses) else end
 
-    def _objective(self, client: Client, final: BlockState) -> Objective:
-        """Return the loss of stage 2; the teacher stands on the same frozen base as the student."""
-        if not self.distills:
-            return task_objective
-        config = self.context.config
-        teacher = self.post_train(client, final, config.post.steps)
-        teacher.load_into(self.method.teacher.blocks)
-        return self._distillation
+    def _final_shares(self, case: Case) -> dict[str, float]:
+        """Return how far each task moves to the final W before the end."""
+        tasks, share = case.client.tasks, self.context.config.tap.final_share
+        # Never seen, or diverged: a replacement is due.
+        due = [task for task in tasks if math.isinf(case.personal_history[task])]
+        others = [task for task in tasks if task not in due]
+        chosen = (self.rule.chosen(case.client, case.personal, case.federated, others)
+                  if share == HOLDOUT and others else dict.fromkeys(others, share))
+        return dict.fromkeys(due, 1.0) | {
+            task: float(found) for task, found in chosen.items() if found}
 
     @functools.cached_property
     def _distillation(self) -> Distillation:
         return Distillation(self.method.teacher, self.context)
 
-    def _replace(self, client: Client, round_: int, task: str, personal: BlockState,
-                 source: BlockState, federated_loss: float | None, personal_loss: float,
-                 initial: bool) -> None:
-        blocks = self.method.blocks_of_task(task)
-        personal.replace(source, blocks)
-        self.report(Replacement(
-            self.name, round_, client.id, task, federated_loss,
-            None if math.isinf(personal_loss) else personal_loss, self._margin(task), initial,
-            sorted(blocks)))
-
-    def _margin(self, task: str) -> float:
-        return self.context.config.tap.margins.of(self.context.tasks[task].kind)
+    def _replace(self, case: Case, shares: Mapping[str, float],
+                 new: Collection[str]) -> BlockState:
+        """Return X with the blocks of these tasks moved to W by their shares; report it."""
+        if not shares:
+            return case.personal
+        by_block = self.rule.by_block(case, shares)
+        known = case.round_ < self.context.config.train.rounds  # the final W has no loss yet
+        for task, share in shares.items():
+            loss = case.personal_history[task]
+            blocks = [b for b in sorted(self.method.blocks_of_task(task)) if by_block[b]]
+            self.report(Replacement(
+                self.name, case.round_, case.client.id, task,
+                case.federated_history[task] if known else None,
+                None if math.isinf(loss) else loss, self.rule.margin(task), task in new, blocks,
+                share))
+        return moved(case.personal, case.federated, by_block)
 
     def _criterion(self, client: Client, state: BlockState, losses: Losses) -> Losses:
         """Return what histories hold: the training losses, or losses on held-out data.
 
         What is not finite counts as infinitely bad.
         """
-        if self.context.config.tap.criterion == "validation":
-            losses = self._validation_losses(client, state, losses)
+        if self.context.config.tap.criterion in ("validation", "paired"):
+            losses = self.rule.held_out(client, state, losses)
         return {task: loss if math.isfinite(loss) else math.inf for task, loss in losses.items()}
-
-    def _validation_losses(self, client: Client, state: BlockState, losses: Losses) -> Losses:
-        def work() -> Losses:
-            state.load_into(self.method.network.blocks)
-            return validation_losses(self.context, self.method.network, client, losses)
-
-        return self.context.memo.once(("validation", self._sharer, client.id, *losses), state,
-                                      work)
 
     def _load(self, client: Client, round_: int) -> tuple[BlockState, History, History]:
         """Return X, h^(l) and h^(p); at first X is W's start and the histories are infinite."""
@@ -167,13 +177,6 @@ class Tap(Personalizer):
               history: History) -> None:
         self.save(client, round_, personal,
                   {"federated": _to_json(federated), "personal": _to_json(history)})
-
-
-class TapWithoutDistillation(Tap):
-    """Stage 2 without a teacher: X trains P steps on the tasks alone."""
-
-    preferred: ClassVar[bool] = False
-    distills: ClassVar[bool] = False
 
 
 class Distillation:
