@@ -137,6 +137,7 @@ def _add_run(verbs: Verbs) -> None:
 def _run(options: argparse.Namespace) -> None:
     from tapfl.engine.record import read_record
     from tapfl.engine.run import run
+    from tapfl.methods import names_own_code
     from tapfl.report.progress import progress
     from tapfl.report.tables import show
 
@@ -150,8 +151,7 @@ def _run(options: argparse.Namespace) -> None:
                    modules=options.modules or _beside(options.preset))
     except KeyboardInterrupt:
         if (out / "run.json").is_file():
-            names = [*config.methods, *(v.of for v in config.variants.values())]
-            own = " --modules DIR" if any(":" in name for name in names) else ""
+            own = " --modules DIR" if names_own_code(config) else ""
             print(f"tapfl: go on with: tapfl run --resume --out {out}{own}", file=sys.stderr)
         raise
     finally:

@@ -70,6 +70,18 @@ def class_name(half: str) -> str:
     return half.partition(":")[2]
 
 
+def names_own_code(config: Config) -> bool:
+    """Return whether a configuration names classes that are not tapfl's own."""
+    names = [*config.methods, *(variant.of for variant in config.variants.values())]
+    return any(":" in half and not is_ours(half.partition(":")[0])
+               for name in names for half in _halves(name))
+
+
+def is_ours(module: str) -> bool:
+    """Return whether a module is part of tapfl: nobody has to vouch for it."""
+    return module.startswith("tapfl.")
+
+
 def method_specs(config: Config) -> list[MethodSpec]:
     """Return the methods of a configuration, in its order; variants carry their own settings."""
     for name in config.variants:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import json
 import platform
 import resource
 import sys
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from tapfl.reading import check
 FILE = "run.json"
 FORMAT = 2
 MAX_BYTES = 64 << 20
+RESULT_ROOMS = ("kernels", "data", "model", "federated", "personal", "evaluation", "engine")
 
 
 class RunRecord(BaseModel):
@@ -143,12 +147,23 @@ def killed_after(folder: Path, began: float) -> float:
 
 def environment(device: str) -> dict[str, Any]:
     """Return the versions and the hardware that a run had."""
-    facts = {"tapfl": __version__, "python": platform.python_version(),
+    facts = {"tapfl": __version__, "code": code_digest(), "python": platform.python_version(),
              "torch": torch.__version__, "transformers": transformers.__version__,
              "numpy": numpy.__version__, "device": device, "threads": torch.get_num_threads()}
     if device.startswith("cuda"):
         facts["gpu"] = torch.cuda.get_device_name()
     return facts
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return a checksum of the code that results depend on: all rooms up to this one."""
+    package, whole = resources.files("tapfl"), hashlib.sha256()
+    for room in ("", *RESULT_ROOMS):
+        for path in sorted((package / room).iterdir(), key=lambda path: path.name):
+            if path.name.endswith(".py") and path.name != "cli.py":
+                whole.update(f"{room}/{path.name}\n".encode() + path.read_bytes())
+    return whole.hexdigest()[:16]
 
 
 def memory(device: str) -> dict[str, int]:

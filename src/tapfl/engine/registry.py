@@ -26,6 +26,7 @@ from tapfl.methods import (
     RunSpec,
     class_name,
     federated_runs,
+    is_ours,
     method_specs,
 )
 from tapfl.personal.personalizer import Personalizer
@@ -136,6 +137,8 @@ def _import(module: str, name: str, folder: Path | None, installed: bool) -> Any
         raise TapflError(f"methods: '{name}': '{module}' is not the name of a module")
     path = (folder or Path.cwd()).resolve() / (module.replace(".", "/") + ".py")
     try:
+        if is_ours(module):
+            return importlib.import_module(module)
         if not path.is_file() and not installed:
             raise TapflError(f"methods: '{name}': no {path.name} in {path.parent}")
         if not path.is_file():

@@ -38,7 +38,7 @@ from tapfl.errors import TapflError
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import ClientFinished, Event, Message, RoundEnded, RowsDropped, Subscriber, nobody
 from tapfl.federated.server import Server
-from tapfl.methods import folder_name
+from tapfl.methods import folder_name, names_own_code
 from tapfl.model.summary import parameters
 
 # What may change when a run is continued: where it computes, not what.
@@ -56,7 +56,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
     """
     out = fresh_folder(Path("runs") / "run") if out is None else Path(out)
     device = pick_device(device)
-    if resume and modules is None and any(":" in name for name in _names(config)):
+    if resume and modules is None and names_own_code(config):
         raise TapflError(f"{out}: the run has methods of your own; name the folder that they are "
                          "imported from with --modules DIR")
     plans = plan(config, modules, installed=not resume)
@@ -67,10 +67,6 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
             return read_results(out / "results.csv")
         with _threads(record.threads if record else config.thread_count):
             return _Run(config, plans, folder, record, device, notify).run()
-
-
-def _names(config: Config) -> list[str]:
-    return [*config.methods, *(variant.of for variant in config.variants.values())]
 
 
 class _Run:
