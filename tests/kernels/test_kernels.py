@@ -64,16 +64,18 @@ def kept(x, y, gamma, beta, p, chosen):
     eye, found = torch.eye(WIDTH, device=DEVICE), []
     for first in range(0, WIDTH, 8):
         a = eye[first:first + 8].expand(STREAMS, -1, -1).contiguous()
-        _, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, Columns(8), p, chosen)
+        _, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, Columns(8), p, chosen,
+                                  False)
         found.append(h[..., WIDTH:WIDTH + 8] != 0)
     return torch.cat(found, dim=-1)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
-def test_norm(p):
+@pytest.mark.parametrize("post", [False, True])
+def test_norm(p, post):
     x, y, a, gamma, beta, columns = norm_inputs()
     chosen, used = seed(), columns.used
-    s, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, p, chosen)
+    goes_on, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, p, chosen, post)
     total = x + y
     normed = F.layer_norm(total, (WIDTH,), gamma, beta)
     dropped = normed
@@ -84,18 +86,56 @@ def test_norm(p):
     late_row = torch.arange(ROWS, device=DEVICE) % TOKENS >= CUT
     late_column = torch.arange(used, device=DEVICE) % (used // BRANCHES) >= RANK
     low = dropped @ a.transpose(1, 2) * (late_row[:, None] == late_column[None, :])
-    expected = beside(normed, low, columns.total)
-    close(s, total)
+    expected, residual = beside(normed, low, columns.total), normed if post else total
+    close(goes_on, residual)
     close(h, expected)
-    weights = [torch.randn_like(s), weights_for(h, WIDTH, used)]
-    for ours, theirs in zip(gradients((s, h), weights, (x, y, a)),
-                            gradients((total, expected), weights, (x, y, a)), strict=True):
+    weights = [torch.randn_like(residual), weights_for(h, WIDTH, used)]
+    for ours, theirs in zip(gradients((goes_on, h), weights, (x, y, a)),
+                            gradients((residual, expected), weights, (x, y, a)), strict=True):
+        close(ours, theirs)
+
+
+def test_norm_after_the_sum_reads_what_goes_on_from_another():
+    """What goes on is a part of wider rows; the next kernel takes it from there."""
+    x, y, a, gamma, beta, columns = norm_inputs()
+    more = randn(STREAMS, ROWS, WIDTH, grad=True)
+    between, h = NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, 0.0, seed(), True)
+    assert between.stride(1) == h.shape[2]
+    out, last = NormPrologue.apply(between, more, None, gamma, beta, 1e-5, None, 0.0, seed(), True)
+    once = F.layer_norm(x + y, (WIDTH,), gamma, beta)
+    expected = F.layer_norm(once + more, (WIDTH,), gamma, beta)
+    close(out, expected)
+    weights = [weights_for(h, WIDTH, 0), torch.randn_like(last)]
+    for ours, theirs in zip(
+            gradients((h[..., :WIDTH], last), [weights[0][..., :WIDTH], weights[1]], (x, y, more)),
+            gradients((once, expected), [weights[0][..., :WIDTH], weights[1]], (x, y, more)),
+            strict=True):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("summed", [True, False])
+def test_no_norm(summed):
+    x, y, a, _, _, columns = norm_inputs()
+    y = y if summed else None
+    a = a if summed else a[:1]
+    goes_on, h = NormPrologue.apply(x, y, a, None, None, 0.0, columns, 0.0, seed(), True)
+    total = x + y if summed else x * 1
+    late_row = torch.arange(ROWS, device=DEVICE) % TOKENS >= CUT
+    late_column = torch.arange(columns.used, device=DEVICE) % (columns.used // BRANCHES) >= RANK
+    low = total @ a.transpose(1, 2) * (late_row[:, None] == late_column[None, :])
+    expected = beside(total, low, columns.total)
+    close(goes_on, total)
+    close(h, expected)
+    weights = [torch.randn_like(total), weights_for(h, WIDTH, columns.used)]
+    inputs = [t for t in (x, y, a) if t is not None]
+    for ours, theirs in zip(gradients((goes_on, h), weights, inputs),
+                            gradients((total, expected), weights, inputs), strict=True):
         close(ours, theirs)
 
 
 def test_norm_alone():
     x, gamma, beta = randn(2, 7, WIDTH, grad=True), randn(WIDTH), randn(WIDTH)
-    s, h = NormPrologue.apply(x, None, None, gamma, beta, 1e-5, None, 0.0, seed())
+    s, h = NormPrologue.apply(x, None, None, gamma, beta, 1e-5, None, 0.0, seed(), False)
     expected = F.layer_norm(x, (WIDTH,), gamma, beta)
     close(h, expected)
     weights = [torch.randn_like(s), torch.randn_like(h)]
@@ -106,7 +146,7 @@ def test_many_columns_of_lora():
     """More than a few columns go another way in the backward pass."""
     x, a = randn(1, 20, WIDTH, grad=True), randn(1, 50, WIDTH, grad=True)
     gamma, beta, columns = randn(WIDTH), randn(WIDTH), Columns(50)
-    _, h = NormPrologue.apply(x, None, a, gamma, beta, 1e-5, columns, 0.0, seed())
+    _, h = NormPrologue.apply(x, None, a, gamma, beta, 1e-5, columns, 0.0, seed(), False)
     normed = F.layer_norm(x, (WIDTH,), gamma, beta)
     expected = beside(normed, normed @ a.transpose(1, 2), columns.total)
     weights = [weights_for(h, WIDTH, 50)]
@@ -118,7 +158,7 @@ def test_many_columns_of_lora():
 def test_dropout_is_another_with_another_seed_and_the_same_with_the_same():
     x, y, a, gamma, beta, columns = norm_inputs()
     one, other = seed(), seed()
-    runs = [NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, 0.5, s)[1]
+    runs = [NormPrologue.apply(x, y, a, gamma, beta, 1e-5, columns, 0.5, s, False)[1]
             for s in (one, one, other)]
     assert torch.equal(runs[0], runs[1])
     assert not torch.equal(runs[0], runs[2])
@@ -163,7 +203,7 @@ def test_frozen_linear():
 
 @pytest.mark.parametrize(("streams", "tokens", "branches", "masked", "cut", "privates"), [
     (1, 37, 1, False, 0, 0), (1, 37, 2, True, 0, 0), (2, 20, 2, True, 13, 2),
-    (1, 130, 1, True, 100, 1)])
+    (1, 130, 1, True, 100, 1), (1, 260, 1, True, 100, 1)])
 def test_attention(streams, tokens, branches, masked, cut, privates):
     batch, heads, size = 2, 2, 16
     width, count = heads * size, streams * branches

@@ -9,7 +9,9 @@ pytest.importorskip("triton")
 
 from tapfl.config import SpeedConfig
 from tapfl.model import fast
-from tapfl.model.layer import MAX_COLUMNS, TransformerLayer
+from tapfl.model.foundation import build_foundation
+from tapfl.model.layer import MAX_COLUMNS, Keys, Residual, TransformerLayer
+from tapfl.model.lora import Dropout, Factors
 from tapfl.model.network import build_network
 from tests import conftest
 from tests.conftest import FLAVA, PAIR, TASKS, randomize, tiny_config
@@ -17,9 +19,13 @@ from tests.conftest import FLAVA, PAIR, TASKS, randomize, tiny_config
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def tiny(**sections):
-    config = tiny_config(**{"lora": {"dropout": 0.0}, **sections})
-    architecture = {**FLAVA, "num_attention_heads": 2}  # heads of 16, which the kernels know
+def tiny(name="flava", **sections):
+    """A tiny configuration with heads of 16, which the kernels know; a pair's norm comes after."""
+    config = tiny_config(name, **{"lora": {"dropout": 0.0}, **sections})
+    two = {"num_attention_heads": 2}
+    architecture = {**FLAVA, **two} if name == "flava" else {
+        "image": {**PAIR["image"], **two, "hidden_size": 32, "num_hidden_layers": 1},
+        "text": {**PAIR["text"], **two, "num_hidden_layers": 2}}
     foundation = config.foundation.model_copy(update={"architecture": architecture})
     return config.model_copy(update={"foundation": foundation})
 
@@ -49,11 +55,13 @@ def passes(network, task, batch, quick):
         n: p.grad.clone() for n, p in network.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("sections", "task"), [
-    ({}, "pets"), ({}, "vqa"), ({"backbone": {"layers_per_stage": 2}}, "vqa"),
-    ({"backbone": {"kind": "standard"}}, "news")])
-def test_fast_equals_plain(sections, task):
-    network = randomize(build(tiny(**sections))).eval()
+@pytest.mark.parametrize(("name", "sections", "task"), [
+    ("flava", {}, "pets"), ("flava", {}, "vqa"),
+    ("flava", {"backbone": {"layers_per_stage": 2}}, "vqa"),
+    ("flava", {"backbone": {"kind": "standard"}}, "news"),
+    ("pair", {}, "vqa"), ("pair", {"backbone": {"kind": "standard"}}, "news")])
+def test_fast_equals_plain(name, sections, task):
+    network = randomize(build(tiny(name, **sections))).eval()
     assert all(fast.suits(layer) for layer in layers(network))
     batch = make_batch(TASKS[task])
     plain, plain_gradients = passes(network, task, batch, False)
@@ -83,6 +91,79 @@ def test_a_pairs_image_encoder_goes_through_the_kernels():
     torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=2e-5)
 
 
+def post_norm_layer():
+    layer = build(tiny("pair")).foundation.layers[0]
+    assert not layer.pre_norm
+    with torch.no_grad():
+        for norm in (layer.norm1, layer.norm2):
+            norm.weight.normal_(1, 0.3)
+            norm.bias.normal_(0, 0.3)
+    return layer
+
+
+def factors(count, columns, inputs, outputs, cut=None):
+    return Factors(*(torch.randn(count, *s, device=DEVICE).mul_(0.2).requires_grad_()
+                     for s in ((columns, inputs), (outputs, columns))), Dropout(), cut)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_norm_after_the_sum(lora, checkpointing):
+    """Two layers, one after the other, whose paths branch in the first attention."""
+    torch.manual_seed(0)
+    layer, x = post_norm_layer(), torch.randn(1, 3, 9, 32, device=DEVICE, requires_grad=True)
+    mask = torch.arange(9, device=DEVICE) < torch.tensor([[9], [7], [5]], device=DEVICE)
+    keys = Keys(mask, cut=4, privates=1 if lora else 0)
+    streams = 2 if lora else 1
+    chosen = [factors(streams, 4, 32, 96, 4), factors(streams, 4, 32, 64, 4),
+              factors(streams, 4, 64, 32, 4), factors(streams, 2, 32, 96)] if lora else [None] * 4
+    layer.checkpointing, found = checkpointing, []
+    inputs = [x, *(t for f in chosen if f for t in (f.a, f.b))]
+    weight = torch.randn(streams, 3, 9, 32, device=DEVICE)
+    for quick in (False, True):
+        layer.fast = quick
+        between = layer.feed_forward(layer.attend(Residual(x), keys, chosen[0]), *chosen[1:3])
+        assert (between.norm is not None) == quick  # taken by the next step
+        out = layer.feed_forward(layer.attend(between, keys, chosen[3]),
+                                 adapter=lambda h: 2 * torch.tanh(h))
+        loss = (out.total() * weight).sum() + between.first().square().sum()
+        found.append([out.total().detach(), out.first().detach(),
+                      *torch.autograd.grad(loss, inputs)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_whole_text_encoder_whose_norms_come_after(lora):
+    network = randomize(build(tiny("pair"))).eval()
+    encoder = network.foundation.encoders["text"]
+    block = network.blocks["encoder/text"] if lora else None
+    batch, found = make_batch(TASKS["news"]), []
+    for quick in (False, True):
+        for layer in encoder.layers:
+            layer.fast = quick
+        network.zero_grad()
+        out = encoder(batch.text, batch.text_mask, block)
+        if lora:
+            out.square().sum().backward()
+        found.append([out.detach(), *(p.grad.clone() for p in (block.parameters() if lora else ())
+                                      if p.grad is not None)])
+    assert len(found[0]) == (1 + 4 * len(encoder.layers) if lora else 1)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-5, rtol=2e-4)
+
+
+def test_a_pending_norm_is_taken_before_a_step_that_goes_the_plain_way():
+    """Of one layer, some steps may suit the kernels and others have too many columns."""
+    torch.manual_seed(0)
+    layer, x = post_norm_layer(), torch.randn(1, 2, 5, 32, device=DEVICE)
+    many, found = factors(1, MAX_COLUMNS + 1, 32, 64), []
+    for quick in (False, True):
+        layer.fast = quick
+        found.append(layer.feed_forward(layer.attend(Residual(x), Keys()), many).total())
+    torch.testing.assert_close(*found, atol=2e-5, rtol=2e-5)
+
+
 def test_dropout_of_the_kernels_leaves_the_mean_alone():
     network = randomize(build(tiny(lora={"dropout": 0.3})))
     batch = make_batch(TASKS["news"])
@@ -107,6 +188,11 @@ def test_checkpointing_gives_the_same_gradients():
         check_checkpointing(network, "pets", quick)
 
 
+def test_checkpointing_where_the_norm_comes_after():
+    network = randomize(build(tiny("pair", lora={"dropout": 0.3}))).train()
+    check_checkpointing(network, "news", quick=True)
+
+
 def check_checkpointing(network, task, quick):
     batch, found = make_batch(TASKS[task]), []
     for checkpointing in (False, True):
@@ -129,12 +215,16 @@ def test_large_ranks_and_other_layers_go_the_plain_way():
     plain, _ = passes(network, "news", batch, False)
     quick, _ = passes(network, "news", batch, True)
     torch.testing.assert_close(quick, plain, atol=2e-5, rtol=2e-5)
-    pair = build(tiny_config("pair"))  # BERT's layers have their norm after
-    assert not any(fast.suits(layer) for layer in pair.foundation.layers)
+    relu = tiny("pair").foundation.architecture
+    relu = {**relu, "text": {**relu["text"], "hidden_act": "relu"}}
+    foundation = build_foundation(tiny("pair").foundation.model_copy(
+        update={"architecture": relu}))
+    assert not any(fast.suits(layer) for layer in foundation.layers)
 
 
-def test_speed_is_set_on_half_precision_only():
-    foundation = build(tiny()).foundation
+@pytest.mark.parametrize("name", ["flava", "pair"])
+def test_speed_is_set_on_half_precision_only(name):
+    foundation = build(tiny(name)).foundation
     assert foundation.speed_up(SpeedConfig()).execution_modes["kernels"] == 0
     foundation.to(torch.bfloat16)
     count = len(layers(foundation))

@@ -164,22 +164,22 @@ def test_routed_backbone_equals_one_path_at_a_time(layers, modalities):
     parts = {m: torch.randn(3, 5 if m == "image" else 4, 32) for m in modalities}
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 0, 0]]).bool()
     tokens = Tokens.join(parts, {m: mask if m == "text" else None for m in modalities})
-    ours, latent = RoutedBackbone(list(network.foundation.layers), network.blocks, Dropout(), None)(
+    ours, after = RoutedBackbone(list(network.foundation.layers), network.blocks, Dropout(), None)(
         tokens, kind)
     theirs, expected = _one_path_at_a_time(network, tokens, kind)
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(latent, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after.first(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_modalities_meet_in_the_backbone(network):
     """A question's tokens depend on the image, so that visual questions can be answered."""
     batch = make_batch(TASKS["vqa"])
-    tokens, latent = network.encode(TASKS["vqa"], batch)
+    tokens, before = network.encode(TASKS["vqa"], batch)
     batch.image = 255 - batch.image
-    changed, private = network.encode(TASKS["vqa"], batch)
+    changed, after = network.encode(TASKS["vqa"], batch)
     text = slice(tokens.lengths["image"], None)
     assert not torch.allclose(tokens.values[:, text], changed.values[:, text], atol=1e-4)
-    assert torch.equal(latent[:, text], private[:, text])
+    assert torch.equal(before.first()[:, text], after.first()[:, text])
 
 
 def test_text_generation_depends_on_its_condition(any_network):

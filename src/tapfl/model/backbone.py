@@ -123,8 +123,8 @@ class RoutedBackbone:
     dropout: Dropout
     adapter: Adapter | None
 
-    def __call__(self, tokens: Tokens, kind: str) -> tuple[Tensor, Tensor]:
-        """Return the output and, for DisentAFL, the private path after stage 1."""
+    def __call__(self, tokens: Tokens, kind: str) -> tuple[Tensor, Residual]:
+        """Return the output and, for DisentAFL, the state after stage 1, private paths first."""
         routes = {m: paths(m, kind) for m in tokens.lengths}
         stage = len(self.layers) // 2
         x = Residual(tokens.values.unsqueeze(0))
@@ -140,7 +140,7 @@ class RoutedBackbone:
             stacks = {m: [r.mome_stack for r in rs] for m, rs in routes.items()}
             x = self._attend(x, "mome", depth, tokens.keys(), tokens, stacks)
             x = self._experts(x, "mome", depth, tokens, routes)
-        return x.total().mean(dim=0), after.first()
+        return x.total().mean(dim=0), after
 
     def _modules(self, names: Mapping[str, Sequence[str]], depth: int,
                  tokens: Tokens) -> tuple[list[list[nn.Module]], int | None]:
@@ -180,7 +180,7 @@ class StandardBackbone:
     dropout: Dropout
     adapter: Adapter | None
 
-    def __call__(self, tokens: Tokens, kind: str) -> tuple[Tensor, Tensor]:
+    def __call__(self, tokens: Tokens, kind: str) -> tuple[Tensor, Residual]:
         """Return the output and the state after the first half of the layers."""
         block, keys = self.blocks[STANDARD_BACKBONE], tokens.keys()
         x = after = Residual(tokens.values.unsqueeze(0))
@@ -195,4 +195,4 @@ class StandardBackbone:
                 self.adapter and functools.partial(self.adapter, STANDARD_BACKBONE, depth))
             if depth == len(self.layers) // 2 - 1:
                 after = x
-        return x.total()[0], after.first()
+        return x.total()[0], after

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tapfl.kernels.attention import HEAD_SIZES, MAX_TOKENS, Attention
+from tapfl.kernels.attention import HEAD_SIZES, Attention, max_tokens
 from tapfl.kernels.columns import Columns
 from tapfl.kernels.gelu import GeluPrologue
 from tapfl.kernels.linear import FrozenLinear
@@ -30,39 +30,53 @@ def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors 
            packed: Packed) -> Residual:
     """Self-attention: norm and LoRA's A in one pass, one product, attention, one product."""
     streams, batch, length, width = tokens.shape
-    s, h, branches, b = _normed(layer.norm1, tokens, lora)
+    x, h, branches, b = _prologue(layer.norm1 if layer.pre_norm else None, tokens, lora)
     qkv = _linear(h, *packed, b).view(streams, batch, length, branches, 3 * width)
-    if length <= MAX_TOKENS:
+    if length <= max_tokens(width // layer.heads):
         out = _apply(Attention, qkv, keys.mask, layer.heads, keys.cut, keys.privates)
     else:
         plain = qkv.permute(0, 3, 1, 2, 4).reshape(-1, batch, length, 3 * width)
         out = attend_packed(plain, keys, layer.heads)
-    return Residual(s, layer.out(out))
+    return Residual(x, layer.out(out), None if layer.pre_norm else layer.norm1)
 
 
 def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
                  down: Factors | None, adapter: Callable[[Tensor], Tensor] | None) -> Residual:
     """Feed-forward network: norm, product, GELU, product."""
     streams, batch, length, width = tokens.shape
-    s, h, branches, b = _normed(layer.norm2, tokens, up)
+    x, h, branches, b = _prologue(layer.norm2 if layer.pre_norm else None, tokens, up)
     u = _linear(h, layer.up.weight, layer.up.bias, b)
     u = u.view(streams, batch * length, branches, layer.hidden)
     a, b, columns, p, seed = _arranged(down, streams * branches, length, u.device)
     h = _apply(GeluPrologue, u, a, columns, p, seed)
     out = _linear(h, layer.down.weight, layer.down.bias, b)
     out = out.view(streams * branches, batch, length, width)
-    return Residual(s, out if adapter is None else adapter(out))
+    return Residual(x, out if adapter is None else adapter(out),
+                    None if layer.pre_norm else layer.norm2)
 
 
-def _normed(norm: nn.LayerNorm, tokens: Residual,
-            lora: Factors | None) -> tuple[Tensor, Tensor, int, Tensor | None]:
-    """Return the sum, its norm followed by LoRA's columns, the branches, and B."""
+def total(tokens: Residual) -> Tensor:
+    """Return the norm of a sum, in one pass."""
+    return _prologue(None, tokens, None)[1].view(tokens.shape)
+
+
+def _prologue(norm: nn.LayerNorm | None, tokens: Residual,
+              lora: Factors | None) -> tuple[Tensor, Tensor, int, Tensor | None]:
+    """Return the residual that goes on, what the layer reads with LoRA's columns, branches, and B.
+
+    With ``norm``, which comes before the layer, the sum goes on. Without it, the norm is the one
+    that the sum still needs, if any, and the result both goes on and is read.
+    """
     streams, _, length, width = tokens.shape
+    post, norm = norm is None, norm or tokens.norm
     a, b, columns, p, seed = _arranged(lora, streams, length, tokens.x.device)
     added = None if tokens.added is None else tokens.added.reshape(streams, -1, width)
     x = tokens.x.reshape(tokens.x.shape[0], -1, width)
-    s, h = _apply(NormPrologue, x, added, a, norm.weight, norm.bias, norm.eps, columns, p, seed)
-    return s.view(tokens.shape), h, columns.branches if columns else 1, b
+    if norm is None and added is None and columns is None:
+        return tokens.x, x, 1, None
+    weights = (None, None, 0.0) if norm is None else (norm.weight, norm.bias, norm.eps)
+    goes_on, h = _apply(NormPrologue, x, added, a, *weights, columns, p, seed, post)
+    return goes_on.view(tokens.shape), h, columns.branches if columns else 1, b
 
 
 Arranged = tuple[Tensor | None, Tensor | None, Columns | None, float, Tensor]

@@ -47,11 +47,13 @@ class Residual:
     """Tokens ``(streams, batch, tokens, width)`` as a sum that is still to be taken.
 
     What a layer adds stays apart: the next one takes the sum together with its norm. ``added`` may
-    have more streams than ``x``: they branch.
+    have more streams than ``x``: they branch. Where the kernels compute a layer whose norm comes
+    after the sum, that ``norm`` is still to be taken, too.
     """
 
     x: Tensor
     added: Tensor | None = None
+    norm: nn.LayerNorm | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -59,14 +61,19 @@ class Residual:
         return self.x.shape if self.added is None else self.added.shape
 
     def total(self) -> Tensor:
-        """Return the sum."""
+        """Return the sum, after its norm."""
         if self.added is None:
             return self.x
+        if self.norm is not None:
+            from tapfl.model import fast
+
+            return fast.total(self)
         return branch(self.x, self.added.shape[0] // self.x.shape[0]) + self.added
 
     def first(self) -> Tensor:
         """Return the first stream of the sum."""
-        return self.x[0] if self.added is None else self.x[0] + self.added[0]
+        added = None if self.added is None else self.added[:1]
+        return Residual(self.x[:1], added, self.norm).total()[0]
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ class TransformerLayer(nn.Module):
         self.activation = ACT2FN[act]
         self.heads = int(config.num_attention_heads)
         # Whether kernels support layers of this kind, and what is to be used.
-        self.suits_kernels = self.pre_norm and act == "gelu"
+        self.suits_kernels = act == "gelu"
         self.fast = self.compiled = self.checkpointing = False
         self._packed: Packed | None = None
 
@@ -202,16 +209,19 @@ class TransformerLayer(nn.Module):
         """Do a step as the layer is set to: through kernels, compiled, or as it is."""
         quick = self.fast and not _too_many_columns(arguments)
         function = functools.partial(self._way(step, quick), self)
+        if tokens.norm is not None and not (quick and not self.pre_norm):
+            tokens = Residual(tokens.total())
         if not self.checkpointing or not torch.is_grad_enabled():
             return function(tokens, *arguments)
+        norm = tokens.norm
 
-        def again(x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor | None]:
-            out = function(Residual(x, added), *arguments)
-            return out.x, out.added
+        def again(x: Tensor, added: Tensor | None) -> Residual:
+            return function(Residual(x, added, norm), *arguments)
 
         # The kernels draw dropout from seeds and need no generator to be restored.
-        return Residual(*checkpoint(again, tokens.x, tokens.added, use_reentrant=False,
-                                    preserve_rng_state=not quick))
+        out: Residual = checkpoint(again, tokens.x, tokens.added, use_reentrant=False,
+                                   preserve_rng_state=not quick)
+        return out
 
     def _way(self, step: str, quick: bool) -> Callable[..., Residual]:
         if quick:

@@ -25,6 +25,7 @@ from tapfl.model.backbone import (
 from tapfl.model.decoders import ImageHead, TextHead, classification_head
 from tapfl.model.encoder import EncoderBlock, ImageNormalizer
 from tapfl.model.foundation import Foundation, build_foundation
+from tapfl.model.layer import Residual
 from tapfl.model.lora import Dropout
 from tapfl.model.weights import seeded
 from tapfl.tasks import (
@@ -107,11 +108,13 @@ class Network(nn.Module):
     def forward(self, task: str, batch: Batch, latents: bool = False) -> Outputs:
         """Return the outputs of a batch of one task."""
         spec = self.ownership.task(task)
-        tokens, latent = self.encode(spec, batch)
+        tokens, after = self.encode(spec, batch)
         with self._autocast(tokens.values):
             prediction = self._decode(spec, tokens, batch)
-        found = {m: tokens.pool_segment(latent, m) for m in spec.modalities} if latents else {}
-        return Outputs(prediction, found)
+        if not latents:
+            return Outputs(prediction, {})
+        private = after.first()
+        return Outputs(prediction, {m: tokens.pool_segment(private, m) for m in spec.modalities})
 
     def loss(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the task's loss, unweighted."""
@@ -150,8 +153,8 @@ class Network(nn.Module):
         return written
 
     def encode(self, task: Task, batch: Batch,
-               dropout: float | None = None) -> tuple[Tokens, Tensor]:
-        """Run encoders and backbone: the output tokens, and the private path after stage 1."""
+               dropout: float | None = None) -> tuple[Tokens, Residual]:
+        """Run encoders and backbone: the output tokens, and the paths after stage 1."""
         if dropout is None:
             dropout = self.config.lora.dropout if self.training else 0.0
         dropout_masks = Dropout(dropout)
@@ -164,10 +167,10 @@ class Network(nn.Module):
         tokens = Tokens.join(parts, masks)
         kind = RoutedBackbone if self.ownership.backbone == "routed" else StandardBackbone
         backbone = kind(list(self.foundation.layers), self.blocks, dropout_masks, self.adapter)
-        values, latent = backbone(tokens, task.kind)
+        values, after = backbone(tokens, task.kind)
         if self.foundation.norm is not None:
             values = self.foundation.norm(values)
-        return Tokens(values, tokens.mask, tokens.lengths), latent
+        return Tokens(values, tokens.mask, tokens.lengths), after
 
     def _modality(self, task: Task, modality: str, batch: Batch, dropout: Dropout) -> Tensor:
         place = f"encoder/{modality}"
