@@ -17,10 +17,11 @@ from tapfl.reading import check
 SHORT = {name: f"fedavg+{name}" for name in ("tap", "tap-nokd")}
 LOCAL = "local"
 
-# What a variant may set. The first two sections, and the settings of a personalizer of one's own,
+# What a variant may set. The sections of personalizers, and the settings of one's own personalizer,
 # leave W alone: methods that differ in these share a federated run.
-PERSONAL_SECTIONS = ("tap", "post")
-METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat")
+PERSONAL_SECTIONS = ("tap", "post", "ditto", "apfl")
+METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat",
+                   "fedprox", "fedrep", "fedala")
 
 
 @dataclass(frozen=True)
