@@ -94,7 +94,9 @@ def test_odd_values_are_one_line(text, tmp_path):
         "post": ["steps", "lr"], "tap": ["temperature", "margins.text_generation",
                                          "distill_weights.image_generation"],
         "perfedavg": ["inner_lr", "inner_lr_initial", "delta", "adapt_steps"],
-        "disentafl": ["weight"], "feddat": ["kl_weight", "bottleneck"],
+        "disentafl": ["weight"], "feddat": ["kl_weight", "bottleneck"], "fedprox": ["mu"],
+        "fedala": ["lr", "steps", "first_steps"], "ditto": ["pull", "finish"],
+        "apfl": ["alpha", "rate", "finish"],
         "evaluation": ["batch_size", "max_new_tokens", "bertscore_layer"],
         "checkpoint": ["every", "cache_mb"], "speed": ["resident_gb"],
         "federation": ["dirichlet", "groups"], "lora": ["encoder_rank"]}.items()

@@ -26,7 +26,7 @@ STANDARD_BACKBONE = "backbone"
 
 _WORD = NAME.pattern
 _BLOCK = re.compile(
-    rf"encoder/{_WORD}|decoder/{_WORD}|{STANDARD_BACKBONE}|adapter(/{_WORD})+"
+    rf"encoder/{_WORD}|decoder/{_WORD}|{STANDARD_BACKBONE}|(adapter|ala)(/{_WORD})+"
     rf"|(mote|mome)/{_WORD}/(attention|expert/{_WORD})"
 )
 

@@ -282,6 +282,48 @@ class FedDATConfig(Section):
     kl_weight: float = Field(2e-3, ge=0, le=WEIGHT)
 
 
+class FedProxConfig(Section):
+    """FedProx: mu, how strongly local training is pulled towards the W that was received."""
+
+    mu: float = Field(0.01, ge=0, le=WEIGHT)
+
+
+class FedRepConfig(Section):
+    """FedRep: the share of a round's local steps that train the decoders; the rest train the body.
+    """
+
+    head_share: float = Field(0.5, gt=0, lt=1)
+
+
+class FedALAConfig(Section):
+    """FedALA: steps that learn how much of W to take in, the first time and later; their rate."""
+
+    lr: float = Field(1.0, gt=0, le=WEIGHT)
+    steps: int = Field(5, ge=0, le=MANY)
+    first_steps: int = Field(20, ge=0, le=MANY)
+
+
+class DittoConfig(Section):
+    """Ditto: ``pull`` is its lambda, how strongly X is pulled towards the W that was received.
+
+    After federation X trains ``finish`` times P steps more: with 2, as many as ``post2`` takes.
+    """
+
+    pull: float = Field(0.1, ge=0, le=WEIGHT)
+    finish: int = Field(2, ge=0, le=1000)
+
+
+class ApflConfig(Section):
+    """APFL: the share ``alpha`` of the client's own model at first, and the rate at which it moves.
+
+    After federation it trains ``finish`` times P steps more: with 2, as many as ``post2`` takes.
+    """
+
+    alpha: float = Field(0.5, ge=0, le=1)
+    rate: float = Field(0.01, ge=0, le=WEIGHT)
+    finish: int = Field(2, ge=0, le=1000)
+
+
 class EvaluationConfig(Section):
     """How final models are evaluated on the test split.
 
@@ -361,6 +403,11 @@ class Config(Section):
     perfedavg: PerFedAvgConfig = PerFedAvgConfig()
     disentafl: DisentAFLConfig = DisentAFLConfig()
     feddat: FedDATConfig = FedDATConfig()
+    fedprox: FedProxConfig = FedProxConfig()
+    fedrep: FedRepConfig = FedRepConfig()
+    fedala: FedALAConfig = FedALAConfig()
+    ditto: DittoConfig = DittoConfig()
+    apfl: ApflConfig = ApflConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     precision: Literal["auto", "fp32", "bf16"] = "auto"

@@ -21,12 +21,13 @@ NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "tap-nokd": ("tap", {"tap": {"end": "plain"}}),
     "tap-soft": ("tap", {"tap": {"criterion": "always", "share": 0.5, "unit": "task",
                                  "final_share": 0.5, "end": "plain2"}})}
-SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED)}
+SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED, "ditto", "apfl")}
 
-# What a variant may set. The first two sections, and the settings of a personalizer of one's own,
+# What a variant may set. The sections of personalizers, and the settings of one's own personalizer,
 # leave W alone: methods that differ in these share a federated run.
-PERSONAL_SECTIONS = ("tap", "post")
-METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat")
+PERSONAL_SECTIONS = ("tap", "post", "ditto", "apfl")
+METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat",
+                   "fedprox", "fedrep", "fedala")
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ def experiment(folder, **sections):
         "methods": ["fedavg", "tap", "disentafl", "feddat", "perfedavg"], **sections})
 
 
-def losses(folder):
-    return [loss for e in read_events(folder, "round") for _, loss in sorted(e["losses"].items())]
+def losses(folder, event="round"):
+    return [loss for e in read_events(folder, event) for _, loss in sorted(e["losses"].items())]
 
 
 def test_the_same_seed_gives_the_same_results(tmp_path):
@@ -40,6 +40,17 @@ def test_recorded_steps_and_plain_ones_agree(tmp_path):
     run(experiment(tmp_path), tmp_path / "played", device="cuda")
     run(experiment(tmp_path, speed={"graphs": False}), tmp_path / "plain", device="cuda")
     assert losses(tmp_path / "played") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
+
+
+def test_recorded_steps_of_the_other_baselines_agree(tmp_path):
+    methods = ["fedprox", "fedrep", "fedala", "fedavg+ditto", "fedavg+apfl"]
+    for name, graphs in (("played", True), ("plain", False)):
+        run(experiment(tmp_path, methods=methods, speed={"graphs": graphs}), tmp_path / name,
+            device="cuda")
+    for event in ("round", "personal"):
+        played, plain = (losses(tmp_path / name, event) for name in ("played", "plain"))
+        assert played
+        assert played == pytest.approx(plain, rel=1e-3)
 
 
 def test_half_precision_follows_full_precision(tmp_path):

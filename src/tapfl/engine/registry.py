@@ -14,7 +14,11 @@ from typing import Any
 from tapfl.config import Config
 from tapfl.errors import TapflError, nearest
 from tapfl.federated.disentafl import DisentAFL
+from tapfl.federated.fedala import FedALA
 from tapfl.federated.feddat import FedDAT
+from tapfl.federated.fedper import FedPer
+from tapfl.federated.fedprox import FedProx
+from tapfl.federated.fedrep import FedRep
 from tapfl.federated.local import Local
 from tapfl.federated.method import FedAvg, FederatedMethod
 from tapfl.federated.perfedavg import PerFedAvg
@@ -29,14 +33,17 @@ from tapfl.methods import (
     is_ours,
     method_specs,
 )
+from tapfl.personal.apfl import Apfl
+from tapfl.personal.ditto import Ditto
 from tapfl.personal.personalizer import Personalizer
 from tapfl.personal.posttrain import PostTrain, PostTrainTwice
 from tapfl.personal.tap import Tap
 
 FEDERATED: dict[str, type[FederatedMethod]] = {
-    m.name: m for m in (Local, FedAvg, PerFedAvg, DisentAFL, FedDAT)}
+    m.name: m for m in (Local, FedAvg, PerFedAvg, DisentAFL, FedDAT, FedProx, FedPer, FedRep,
+                        FedALA)}
 PERSONALIZERS: dict[str, type[Personalizer]] = {
-    "post": PostTrain, "post2": PostTrainTwice, "tap": Tap}
+    "post": PostTrain, "post2": PostTrainTwice, "tap": Tap, "ditto": Ditto, "apfl": Apfl}
 
 
 @dataclass(frozen=True)

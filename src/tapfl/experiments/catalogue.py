@@ -79,7 +79,7 @@ SCALES = ("small", "paper")
 PAPER_ROWS = ("local", "fedavg", "fedavg+post", "perfedavg", "perfedavg+post", "disentafl",
               "disentafl+post", "feddat", "feddat+post", "tap")
 MORE_ROWS = ("fedavg+post2", "disentafl+post2", "tap-nokd", "fedprox", "fedper", "fedrep", "fedala",
-             "fedavg+ditto", "fedavg+apfl", "tap-soft")
+             "ditto", "apfl", "tap-soft")
 LEADS = (("tap", "fedavg+post"), ("tap", "fedavg+post2"), ("tap-soft", "fedavg+post2"),
          ("fedavg+post2", "local"))
 FAMILY = ("fedavg", "fedavg+post", "fedavg+post2", "tap", "tap-soft")
@@ -187,7 +187,7 @@ def _criteria(model: Model, small: bool) -> Experiment:
     parts = []
     for title, alpha in SKEWS.items():
         parts += [Part(f"Nothing held out, {title}",
-                       (*FAMILY, "tap-nokd", "fedavg+ditto", "fedavg+apfl", *RULES),
+                       (*FAMILY, "tap-nokd", "ditto", "apfl", *RULES),
                        _skewed(alpha), RULES),
                   Part(f"10% held out and given back in the end, {title}",
                        (*FAMILY, *HELD_OUT_RULES), _skewed(alpha, GIVEN_BACK), HELD_OUT_RULES)]
@@ -197,7 +197,7 @@ def _criteria(model: Model, small: bool) -> Experiment:
 
 def _skew(model: Model, small: bool) -> Experiment:
     return Experiment("skew", "What if clients' labels differ?", tuple(
-        Part(title, ("local", *FAMILY, "fedavg+ditto", "fedavg+apfl"), _skewed(alpha))
+        Part(title, ("local", *FAMILY, "ditto", "apfl"), _skewed(alpha))
         for title, alpha in SKEWS.items()))
 
 
