@@ -213,35 +213,47 @@ def _beside(preset: str | None) -> Path | None:
 def _add_table(verbs: Verbs) -> None:
     verb = _verb(
         verbs, "table", _table, "put the results of runs into one table",
-        "Put the results of one or several runs into one table: mean and spread over clients and\n"
-        "seeds, best bold, second best underlined.",
-        ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --markdown"])
+        "Put the results of one or several runs into one table: mean and standard deviation over\n"
+        "clients and seeds, best bold, second best underlined.",
+        ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --format markdown",
+         "tapfl table runs/flava --format latex --paper flava --averages"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
                       help="the folder of a run, or a results.csv")
-    verb.add_argument("--markdown", action="store_true", help="print Markdown")
+    verb.add_argument("--format", metavar="terminal|markdown|latex|csv",
+                      help="how to print (terminal); LaTeX needs the package booktabs")
+    verb.add_argument("--markdown", action="store_true", help="the same as --format markdown")
+    verb.add_argument("--paper", metavar="SETTING",
+                      help="put the paper's figures under each method: flava, vilt, or another of "
+                           "the presets that stand for its tables")
+    verb.add_argument("--averages", action="store_true",
+                      help="add the average over the data sets of a kind, weighed as in the paper")
     verb.add_argument("--columns", type=int, default=4, metavar="N",
                       help="data sets side by side (4)")
 
 
 def _table(options: argparse.Namespace) -> None:
+    from tapfl.engine.record import read_record
     from tapfl.engine.results import read_results
-    from tapfl.report.tables import markdown_tables, show
+    from tapfl.report.tables import render
 
-    rows = []
+    rows: list[dict[str, Any]] = []
+    kinds: dict[str, str] = {}
     for path in options.runs:
         file = path / "results.csv" if path.is_dir() else path
         if not file.is_file():
             raise TapflError(f"{path}: no results here; expected a complete run or its results.csv")
         rows += read_results(file)
+        with contextlib.suppress(TapflError):  # a table of results alone only lacks the kinds
+            tasks = read_record(path).federation.tasks
+            kinds |= {name: entry.kind for name, entry in tasks.items()}
     if not rows:
         raise TapflError(f"{options.runs[0]}: no results")
     if options.columns < 1:
         raise TapflError(f"--columns {options.columns}: expected at least 1")
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    if options.markdown:
-        print(markdown_tables(rows, methods, options.columns))
-    else:
-        show(rows, methods, options.columns)
+    if options.markdown and options.format not in (None, "markdown"):
+        raise TapflError(f"--markdown and --format {options.format}: expected one of them")
+    print(render(rows, None, "markdown" if options.markdown else options.format or "terminal",
+                 options.paper, options.averages, kinds, options.columns))
 
 
 def _add_client(verb: argparse.ArgumentParser) -> None:

@@ -7,8 +7,9 @@ data set and metric, with the deviation where one is printed. ``table`` is the l
 the paper. The rows ``welch-t-test`` say on what share of the metrics (in percent) TAP is
 significantly better than a method.
 
-The paper does not say what its deviations are taken over. Its Welch tests come out (17 of 18 shares)
-if they are over all clients of four seeds; whether they divide by n or n - 1 the shares do not show.
+The paper does not say what its deviations are taken over. Its Welch tests come out (17 of 18
+shares) if they are over all clients of four seeds. The shares are the same whether a deviation
+divides by n or by n - 1, so they do not show which.
 """
 
 from __future__ import annotations
