@@ -79,8 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_table, _add_predict, _add_export, _add_presets, _add_show,
-                _add_validate, _add_model, _add_pretrain, _add_setup_metrics, add_bench):
+    for add in (_add_run, _add_table, _add_verdict, _add_predict, _add_export, _add_presets,
+                _add_show, _add_validate, _add_model, _add_pretrain, _add_setup_metrics,
+                add_bench):
         add(verbs)
     return parser
 
@@ -254,6 +255,46 @@ def _table(options: argparse.Namespace) -> None:
         raise TapflError(f"--markdown and --format {options.format}: expected one of them")
     print(render(rows, None, "markdown" if options.markdown else options.format or "terminal",
                  options.paper, options.averages, kinds, options.columns))
+
+
+def _add_verdict(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "verdict", _verdict, "say whether a method is better, and whom federation helped",
+        "Say for each data set whether a method is better than others, worse, equivalent, or not\n"
+        "to be told apart, and which clients were helped or hurt by federation. Several runs are\n"
+        "several seeds of one configuration.",
+        ["tapfl verdict runs/quickstart",
+         "tapfl verdict runs/41 runs/42 runs/43 --against fedavg+post",
+         "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--method", metavar="NAME",
+                      help="the method in question (the run's personal model)")
+    verb.add_argument("--against", metavar="NAME", action="append", default=[],
+                      help="compare with this method too, beside local training and the federated "
+                           "model; may be given again")
+    verb.add_argument("--margin", type=float, metavar="POINTS",
+                      help="methods within so many points of accuracy or of a text score are "
+                           "equivalent (1)")
+    verb.add_argument("--margin-mse", type=float, metavar="SHARE",
+                      help="the same for mse, as a share of the other method's (0.05)")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+    verb.add_argument("--csv", type=Path, metavar="FILE", help="write tidy rows to a file")
+
+
+def _verdict(options: argparse.Namespace) -> None:
+    from tapfl.evaluation.bootstrap import MARGIN_MSE, MARGIN_POINTS
+    from tapfl.report.verdict import verdict
+    from tapfl.report.verdict_text import text, write_tidy
+
+    points = MARGIN_POINTS if options.margin is None else options.margin
+    mse = MARGIN_MSE if options.margin_mse is None else options.margin_mse
+    for option, value in (("--margin", points), ("--margin-mse", mse)):
+        if not 0 <= value < float("inf"):
+            raise TapflError(f"{option} {value:g}: expected a number, 0 or more")
+    report = verdict(options.runs, options.method, options.against, points, mse)
+    if options.csv:
+        write_tidy(options.csv, report)
+    print(json.dumps(report.as_json(), indent=1) if options.json else text(report))
 
 
 def _add_client(verb: argparse.ArgumentParser) -> None:
