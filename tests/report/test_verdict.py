@@ -63,6 +63,7 @@ def write_run(folder, seed=1, scores=True, finished=True, models=None, **section
 
 @pytest.fixture
 def runs(tmp_path):
+    # Not seed 1: there the noise alone helps one client (p = 0.03), as it may in 5% of reports.
     return [write_run(tmp_path / str(seed), seed) for seed in (2, 3, 4)]
 
 
@@ -221,7 +222,7 @@ def test_bad_commands(arguments, message, tmp_path, monkeypatch, capsys):
 
 def test_runs_that_do_not_go_together(tmp_path):
     first = write_run(tmp_path / "1", 1)
-    with pytest.raises(TapflError, match="another configuration than .*: 'train' differs"):
+    with pytest.raises(TapflError, match=r"another configuration than .*: 'train' differs"):
         verdict([first, write_run(tmp_path / "2", 2, train={"rounds": 5})])
     other = write_run(tmp_path / "3", 3, threads=2, checkpoint={"every": 3})
     assert verdict([first, other]).seeds == (1, 3)
@@ -264,7 +265,7 @@ def test_bad_scores(tmp_path):
     assert read_scores(tmp_path / "none", ["tap"]) is None
     path = run / "scores" / "tap" / "shapes.safetensors"
     save_file({"tiny-imagenet|accuracy": np.full(SAMPLES, 3.0, dtype=np.float32)}, path)
-    with pytest.raises(TapflError, match="client shapes, tiny-imagenet .accuracy. are not those"):
+    with pytest.raises(TapflError, match=r"client shapes, tiny-imagenet \(accuracy\) are not"):
         verdict([run])
     for tensors in ({"accuracy": np.zeros(3, dtype=np.float32)},
                     {"a|accuracy": np.zeros((3, 2), dtype=np.float32)}, {"a|b": np.zeros(3)}):
