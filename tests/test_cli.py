@@ -208,6 +208,16 @@ def test_tables_of_runs(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "| wide | **2.0 ±0.0** |" in out
     assert "mine:Own | nan ±nan |" in out
+    assert main(["table", *runs, "--format", "csv"]) == 0
+    assert "\nwide,tapfl,image_generation,other,mse,0.5,0.0,2,1\n" in capsys.readouterr().out
+    assert main(["table", *runs, "--format", "latex"]) == 0
+    assert capsys.readouterr().out.startswith(r"\begin{tabular}")
+    for options, message in ((["--format", "html"], "--format html: expected terminal"),
+                             (["--format", "csv", "--markdown"], "expected one of them"),
+                             (["--paper", "bert"], "--paper: the paper has no tables of 'bert'"),
+                             (["--columns", "0"], "--columns 0: expected at least 1")):
+        assert main(["table", *runs, *options]) == 2
+        assert message in capsys.readouterr().err
     for bad, message in (("nowhere", "no results here"), ("41/../x.csv", "no results here")):
         assert main(["table", str(tmp_path / bad)]) == 2
         assert message in capsys.readouterr().err

@@ -79,8 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_table, _add_predict, _add_export, _add_presets, _add_show,
-                _add_validate, _add_model, _add_pretrain, _add_setup_metrics, add_bench):
+    for add in (_add_run, _add_table, _add_verdict, _add_predict, _add_export, _add_presets,
+                _add_show, _add_validate, _add_model, _add_pretrain, _add_setup_metrics,
+                add_bench):
         add(verbs)
     return parser
 
@@ -213,35 +214,87 @@ def _beside(preset: str | None) -> Path | None:
 def _add_table(verbs: Verbs) -> None:
     verb = _verb(
         verbs, "table", _table, "put the results of runs into one table",
-        "Put the results of one or several runs into one table: mean and spread over clients and\n"
-        "seeds, best bold, second best underlined.",
-        ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --markdown"])
+        "Put the results of one or several runs into one table: mean and standard deviation over\n"
+        "clients and seeds, best bold, second best underlined.",
+        ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --format markdown",
+         "tapfl table runs/flava --format latex --paper flava --averages"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
                       help="the folder of a run, or a results.csv")
-    verb.add_argument("--markdown", action="store_true", help="print Markdown")
+    verb.add_argument("--format", metavar="terminal|markdown|latex|csv",
+                      help="how to print (terminal); LaTeX needs the package booktabs")
+    verb.add_argument("--markdown", action="store_true", help="the same as --format markdown")
+    verb.add_argument("--paper", metavar="SETTING",
+                      help="put the paper's figures under each method: flava, vilt, or another of "
+                           "the presets that stand for its tables")
+    verb.add_argument("--averages", action="store_true",
+                      help="add the average over the data sets of a kind, weighed as in the paper")
     verb.add_argument("--columns", type=int, default=4, metavar="N",
                       help="data sets side by side (4)")
 
 
 def _table(options: argparse.Namespace) -> None:
+    from tapfl.engine.record import read_record
     from tapfl.engine.results import read_results
-    from tapfl.report.tables import markdown_tables, show
+    from tapfl.report.tables import render
 
-    rows = []
+    rows: list[dict[str, Any]] = []
+    kinds: dict[str, str] = {}
     for path in options.runs:
         file = path / "results.csv" if path.is_dir() else path
         if not file.is_file():
             raise TapflError(f"{path}: no results here; expected a complete run or its results.csv")
         rows += read_results(file)
+        with contextlib.suppress(TapflError):  # a table of results alone only lacks the kinds
+            tasks = read_record(path).federation.tasks
+            kinds |= {name: entry.kind for name, entry in tasks.items()}
     if not rows:
         raise TapflError(f"{options.runs[0]}: no results")
     if options.columns < 1:
         raise TapflError(f"--columns {options.columns}: expected at least 1")
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    if options.markdown:
-        print(markdown_tables(rows, methods, options.columns))
-    else:
-        show(rows, methods, options.columns)
+    if options.markdown and options.format not in (None, "markdown"):
+        raise TapflError(f"--markdown and --format {options.format}: expected one of them")
+    print(render(rows, None, "markdown" if options.markdown else options.format or "terminal",
+                 options.paper, options.averages, kinds, options.columns))
+
+
+def _add_verdict(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "verdict", _verdict, "say whether a method is better, and whom federation helped",
+        "Say for each data set whether a method is better than others, worse, equivalent, or not\n"
+        "to be told apart, and which clients were helped or hurt by federation. Several runs are\n"
+        "several seeds of one configuration.",
+        ["tapfl verdict runs/quickstart",
+         "tapfl verdict runs/41 runs/42 runs/43 --against fedavg+post",
+         "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--method", metavar="NAME",
+                      help="the method in question (the run's personal model)")
+    verb.add_argument("--against", metavar="NAME", action="append", default=[],
+                      help="compare with this method too, beside local training and the federated "
+                           "model; may be given again")
+    verb.add_argument("--margin", type=float, metavar="POINTS",
+                      help="methods within so many points of accuracy or of a text score are "
+                           "equivalent (1)")
+    verb.add_argument("--margin-mse", type=float, metavar="SHARE",
+                      help="the same for mse, as a share of the other method's (0.05)")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+    verb.add_argument("--csv", type=Path, metavar="FILE", help="write tidy rows to a file")
+
+
+def _verdict(options: argparse.Namespace) -> None:
+    from tapfl.evaluation.bootstrap import MARGIN_MSE, MARGIN_POINTS
+    from tapfl.report.verdict import verdict
+    from tapfl.report.verdict_text import text, write_tidy
+
+    points = MARGIN_POINTS if options.margin is None else options.margin
+    mse = MARGIN_MSE if options.margin_mse is None else options.margin_mse
+    for option, value in (("--margin", points), ("--margin-mse", mse)):
+        if not 0 <= value < float("inf"):
+            raise TapflError(f"{option} {value:g}: expected a number, 0 or more")
+    report = verdict(options.runs, options.method, options.against, points, mse)
+    if options.csv:
+        write_tidy(options.csv, report)
+    print(json.dumps(report.as_json(), indent=1) if options.json else text(report))
 
 
 def _add_client(verb: argparse.ArgumentParser) -> None:

@@ -15,7 +15,8 @@ from tapfl.config import EvaluationConfig
 
 LOWER_IS_BETTER = frozenset({"mse"})
 PERCENT = frozenset({"accuracy", "exact_match", "token_f1", "bertscore", "meteor", "meteor-nosyn"})
-SECONDARY = frozenset({"exact_match"})  # in results.csv, not in the table on the screen
+# The order in which a data set's metrics are shown; the first that there is speaks for it.
+METRIC_ORDER = ("accuracy", "mse", "bertscore", "meteor", "meteor-nosyn", "token_f1", "exact_match")
 GENERAL = "general_"  # before a metric: on the test data of the task's other clients
 
 Score = Callable[[Sequence[str], Sequence[str]], Sequence[float]]

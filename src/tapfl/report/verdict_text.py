@@ -1,0 +1,147 @@
+"""A verdict for people and for other programs: tables on a terminal, tidy rows."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+from tapfl.errors import TapflError
+from tapfl.evaluation.bootstrap import Interval
+from tapfl.evaluation.metrics import PERCENT, metric_kind
+from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
+
+SHOWN = 40  # clients on the screen; --csv writes them all
+COLUMNS = ("what", "method", "against", "dataset", "client", "metric", "mean", "baseline", "gain",
+           "low", "high", "margin", "effect", "better", "pairs", "p", "verdict")
+STYLES = {"better": "green", "helped": "green", "worse": "red", "hurt": "red"}
+
+
+def text(report: VerdictReport) -> str:
+    """Return a report as a terminal shows it."""
+    from rich.console import Console
+
+    console = Console()
+    with console.capture() as captured:
+        for against in report.against:
+            console.print(_comparisons(report, against))
+        console.print(_clients(report))
+    return "\n".join([str(captured.get()).rstrip("\n"), *_remarks(report)])
+
+
+def _comparisons(report: VerdictReport, against: str) -> Any:
+    """Draw a method against another, data set by data set."""
+    from rich.table import Table
+    from rich.text import Text
+
+    seeds = f"{len(report.seeds)} seed{'s' if len(report.seeds) > 1 else ''}"
+    drawn = Table(title=Text(f"{report.method} against {against}, {seeds}"), title_justify="left")
+    for name in ("data set", "metric"):
+        drawn.add_column(name)
+    for name in ("gain", "95% interval", "pairs", "d", "p"):
+        drawn.add_column(name, justify="right")
+    drawn.add_column("verdict")
+    for each in (c for c in report.comparisons if c.against == against):
+        drawn.add_row(Text(each.dataset), Text(_short(each.metric)),
+                      *_gain(each.gain, each.metric), f"{100 * each.pairs.better:.0f}%",
+                      _number(each.pairs.effect), _p(each.p),
+                      Text(each.verdict, STYLES.get(each.verdict, "")))
+    return drawn
+
+
+def _clients(report: VerdictReport) -> Any:
+    """Draw who was helped and who was hurt."""
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=Text(f"clients: {report.method} against {report.alternative}"),
+                  title_justify="left")
+    for name in ("client", "task", "metric"):
+        drawn.add_column(name)
+    for name in ("gain", "95% interval", "p"):
+        drawn.add_column(name, justify="right")
+    drawn.add_column("outcome")
+    rows: list[ClientOutcome | None] = list(report.clients)
+    if len(rows) > SHOWN:  # the most helped, and the most hurt
+        rows = [*rows[:SHOWN // 2], None, *rows[-SHOWN // 2:]]
+    for each in rows:
+        if each is None:
+            drawn.add_row("…", *[""] * 6)
+            continue
+        drawn.add_row(Text(each.client), Text(each.task), Text(_short(each.metric)),
+                      *_gain(each.gain, each.metric), _p(each.p),
+                      Text(each.outcome, STYLES.get(each.outcome, "")))
+    return drawn
+
+
+def _remarks(report: VerdictReport) -> list[str]:
+    """Return the count of clients, and how to read the tables."""
+    clients = len({each.client for each in report.clients})
+    lines = [", ".join(f"{outcome} {count}" for outcome, count in _counts(report).items())
+             + f" of {len(report.clients)} ({clients} clients, counted by task)",
+             "gain: above 0 is better; pairs: clients and seeds that are better",
+             "d: gain in deviations; p: corrected for all rows (Holm)"]
+    if len(report.seeds) == 1:
+        lines.append("one seed: nothing is said of how another would turn out")
+    if not report.sampled:
+        lines.append("no scores of single samples were kept: intervals rest on clients and seeds "
+                     "alone, and those of clients on seeds")
+    return lines
+
+
+def _counts(report: VerdictReport) -> dict[str, int]:
+    return {outcome: report.counts[outcome] for outcome in ("helped", "hurt", "not told apart")}
+
+
+def _gain(gain: Interval, metric: str) -> tuple[str, str]:
+    digits = 1 if metric_kind(metric) in PERCENT else 3
+    around = ("" if math.isnan(gain.low)
+              else f"{gain.low:+.{digits}f} to {gain.high:+.{digits}f}")
+    return f"{gain.mean:+.{digits}f}", around
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:+.1f}"
+
+
+def _p(value: float) -> str:
+    return "" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _short(metric: str) -> str:
+    return metric.partition("(")[0]
+
+
+def tidy(report: VerdictReport) -> list[dict[str, Any]]:
+    """Return the report as rows with the columns ``COLUMNS``: of data sets, then of clients."""
+    return [*map(_dataset_row, report.comparisons),
+            *(_client_row(report, each) for each in report.clients)]
+
+
+def write_tidy(path: Path, report: VerdictReport) -> None:
+    """Write the tidy rows as CSV."""
+    try:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(tidy(report))
+    except OSError as error:
+        raise TapflError(f"--csv {path}: cannot be written ({error.strerror})") from None
+
+
+def _dataset_row(each: Comparison) -> dict[str, Any]:
+    return {"what": "dataset", "method": each.method, "against": each.against,
+            "dataset": each.dataset, "client": "", "metric": each.metric, "mean": each.mean,
+            "baseline": each.baseline, "gain": each.gain.mean, "low": each.gain.low,
+            "high": each.gain.high, "margin": each.margin, "effect": each.pairs.effect,
+            "better": each.pairs.better, "pairs": each.pairs.pairs, "p": each.p,
+            "verdict": each.verdict}
+
+
+def _client_row(report: VerdictReport, each: ClientOutcome) -> dict[str, Any]:
+    return {"what": "client", "method": report.method, "against": report.alternative,
+            "dataset": each.task, "client": each.client, "metric": each.metric, "mean": each.mean,
+            "baseline": each.baseline, "gain": each.gain.mean, "low": each.gain.low,
+            "high": each.gain.high, "margin": "", "effect": each.effect, "better": "", "pairs": "",
+            "p": each.p, "verdict": each.outcome}

@@ -1,0 +1,279 @@
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tapfl.cli import main
+from tapfl.data.federation import load_federation
+from tapfl.engine.record import RunRecord
+from tapfl.engine.results import write_results
+from tapfl.engine.run import federation_digest
+from tapfl.engine.scores import read_scores
+from tapfl.errors import TapflError
+from tapfl.evaluation.significance import holm, paired
+from tapfl.report.runs import read_runs
+from tapfl.report.verdict import verdict
+from tests.experiment import tiny_experiment
+
+SAMPLES = 80
+# Client, task, metric, and what TAP gains over Local; 0 and 0.2 are less than the noise.
+CASES = [("shapes", "tiny-imagenet", "accuracy", 30.0), ("shapes", "agnews", "accuracy", 20.0),
+         ("news", "agnews", "accuracy", 20.0), ("looks", "fmnist", "mse", 0.3),
+         ("words", "fmnist", "mse", -0.3), ("looks", "vqa", "token_f1", 0.0),
+         ("looks", "vqa", "exact_match", 0.0), ("words", "commongen", "token_f1", 0.2)]
+
+
+def write_run(folder, seed=1, scores=True, finished=True, models=None, **sections):
+    """Write a run's record, results and scores: what verdicts read, and nothing else."""
+    folder.mkdir(parents=True)
+    config = tiny_experiment(folder.parent, seed=seed, methods=["local", "fedavg", "tap"],
+                             **sections)
+    record = RunRecord(
+        config=config, seed=seed, threads=1, finished=finished, clients=4,
+        models={"personal": "tap", "federated": "fedavg"} if models is None else models,
+        federation=load_federation(config.federation), classes={}, data={}, data_sha256={},
+        federation_sha256=federation_digest(config), weights="", random_weights=True,
+        environment={}, computing={}, parameters={})
+    record.save(folder)
+    rng = np.random.default_rng(seed)
+    rows, kept = [], {}
+    for client, task, metric, gain in CASES:
+        unit = 0.2 if metric == "mse" else 25.0
+        base = unit * (2 + rng.normal(size=SAMPLES))
+        for method in ("local", "fedavg", "tap"):
+            values = base + 0.2 * unit * rng.normal(size=SAMPLES)
+            if method == "tap":
+                values += -gain if metric == "mse" else gain
+            values = values.astype(np.float32)
+            kept.setdefault((method, client), {})[f"{task}|{metric}"] = values
+            rows.append({"seed": seed, "method": method, "client": client, "task": task,
+                         "dataset": task, "metric": metric, "value": float(values.mean()),
+                         "samples": SAMPLES})
+    rows.sort(key=lambda row: ["local", "fedavg", "tap"].index(row["method"]))
+    write_results(folder / "results.csv", rows)
+    for (method, client), tensors in kept.items() if scores else ():
+        path = folder / "scores" / method / f"{client}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+    # Not seed 1: there the noise alone helps one client (p = 0.03), as it may in 5% of reports.
+    return [write_run(tmp_path / str(seed), seed) for seed in (2, 3, 4)]
+
+
+def values_of(run, method, client, task, metric):
+    (run,) = read_runs([run])
+    return run.values[method, client, task, metric]
+
+
+def test_data_sets(runs):
+    report = verdict(runs)
+    assert (report.method, report.against, report.seeds) == ("tap", ("local", "fedavg"), (2, 3, 4))
+    assert report.sampled
+    found = {(c.against, c.dataset, c.metric): c for c in report.comparisons}
+    assert len(found) == 2 * 6
+    agnews = found["local", "agnews", "accuracy"]
+    pairs = [values_of(run, "tap", client, "agnews", "accuracy")
+             - values_of(run, "local", client, "agnews", "accuracy")
+             for run in runs for client in ("shapes", "news")]
+    assert agnews.gain.mean == pytest.approx(np.mean(pairs))
+    assert agnews.pairs == paired(pairs)
+    assert agnews.verdict == "better"
+    assert agnews.margin == 1.0
+    assert agnews.gain.low < agnews.gain.mean < agnews.gain.high
+    vqa = found["fedavg", "vqa", "token_f1"]
+    assert vqa.verdict in ("equivalent", "not told apart")
+    # One of the two clients with this task gains what the other loses.
+    fmnist = found["local", "fmnist", "mse"]
+    assert fmnist.verdict == "not told apart"
+    assert fmnist.margin == pytest.approx(0.05 * fmnist.baseline)
+    assert [c.p for c in report.comparisons] == holm([c.pairs.p for c in report.comparisons])
+
+
+def test_lower_errors_are_gains(runs):
+    report = verdict(runs)
+    gains = {(c.client, c.task): c for c in report.clients}
+    looks, words = gains["looks", "fmnist"], gains["words", "fmnist"]
+    assert looks.mean < looks.baseline
+    assert looks.gain.mean == pytest.approx(0.3, abs=0.03)
+    assert looks.outcome == "helped"
+    assert words.gain.mean == pytest.approx(-0.3, abs=0.03)
+    assert words.outcome == "hurt"
+
+
+def test_clients_are_sorted_and_counted(runs):
+    report = verdict(runs[:1])
+    assert report.alternative == "local"
+    assert len(report.clients) == 7  # vqa speaks by one of its two metrics
+    assert [c.outcome for c in report.clients] == (
+        ["helped"] * 4 + ["not told apart"] * 2 + ["hurt"])
+    assert report.counts == {"helped": 4, "not told apart": 2, "hurt": 1}
+    effects = [c.effect for c in report.clients[:4]]
+    assert effects == sorted(effects, reverse=True)
+    (vqa,) = [c for c in report.clients if c.task == "vqa"]
+    assert vqa.metric == "token_f1"
+    assert all(c.gain.low < c.gain.mean < c.gain.high for c in report.clients)
+
+
+def test_a_client_is_judged_by_its_samples(runs):
+    """The mean over seeds of every sample's gain: seeds share the test data."""
+    scores = [read_scores(run, ["tap", "local"]) for run in runs]
+    key = ("shapes", "tiny-imagenet", "accuracy")
+    gains = np.mean([s["tap", *key].astype(float) - s["local", *key] for s in scores], axis=0)
+    (found,) = [c for c in verdict(runs).clients if c.task == "tiny-imagenet"]
+    assert found.gain.mean == pytest.approx(gains.mean())
+    assert found.effect == pytest.approx(paired(gains).effect)
+
+
+def test_without_scores_seeds_and_clients_remain(tmp_path):
+    runs = [write_run(tmp_path / str(seed), seed, scores=False) for seed in (1, 2, 3)]
+    report = verdict(runs)
+    assert not report.sampled
+    assert {c.verdict for c in report.comparisons if c.dataset == "agnews"} == {"better"}
+    assert all(c.gain.low < c.gain.high for c in report.clients)
+    one = verdict(runs[:1])
+    assert all(math.isnan(c.gain.low) and c.outcome == "not told apart" for c in one.clients)
+
+
+def test_methods_to_compare(runs, tmp_path):
+    report = verdict(runs[:1], method="fedavg", against=["tap"])
+    assert report.against == ("local", "tap")
+    assert verdict(runs[:1], against=["fedavg", "fedavg"]).against == ("local", "fedavg")
+
+
+def test_margins(runs):
+    report = verdict(runs, points=100.0, mse=50.0)
+    assert {c.verdict for c in report.comparisons} == {"equivalent"}
+    report = verdict(runs, points=0.0, mse=0.0)
+    assert "equivalent" not in {c.verdict for c in report.comparisons}
+
+
+def test_which_clients_share_test_data(runs, tmp_path):
+    (run,) = read_runs(runs[:1])
+    assert run.shares_tests("agnews")
+    assert not run.draws_tests("agnews")
+    (skewed,) = read_runs([write_run(tmp_path / "skewed", federation={"dirichlet": 0.5})])
+    assert skewed.draws_tests("agnews")
+    assert not skewed.shares_tests("agnews")
+    assert skewed.shares_tests("vqa")  # no labels, no skew
+    own = run.record.federation.model_copy(deep=True)
+    values = own.model_dump(mode="json")
+    values["clients"] = [{"name": "shapes", "tasks": {"agnews": {"path": "mine.csv"}}}]
+    brought = type(own).model_validate(values)
+    run = type(run)(run.path, run.record.model_copy(update={"federation": brought}), run.rows)
+    assert not run.shares_tests("agnews")
+
+
+def test_the_command(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    names = [str(run) for run in runs]
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["verdict", *names]) == 0
+    out = capsys.readouterr().out
+    assert "tap against local, 3 seeds" in out
+    assert "helped 4, hurt 1, not told apart 2 of 7 (4 clients, counted by task)" in out
+    assert "no scores" not in out
+    assert max(map(len, out.splitlines())) <= 100
+    assert sorted(tmp_path.rglob("*")) == before
+    assert main(["verdict", names[0], "--json", "--csv", str(tmp_path / "v.csv")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["counts"]["helped"] == 4
+    with (tmp_path / "v.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["what"] for row in rows] == ["dataset"] * 12 + ["client"] * 7
+    first = found["comparisons"][0]
+    assert float(rows[0]["low"]) == first["gain"]["low"]
+    assert rows[0]["verdict"] == first["verdict"]
+
+
+def test_the_command_without_scores(tmp_path, capsys):
+    run = write_run(tmp_path / "1", scores=False)
+    assert main(["verdict", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert "no scores of single samples were kept" in out
+    assert "one seed" in out
+    assert main(["verdict", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clients"][0]["gain"]["low"] is None
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["nowhere"], "no run here (run.json is missing)"),
+    (["1", "--method", "tab"], "--method: the run has no 'tab'; did you mean 'tap'?"),
+    (["1", "--against", "ditto"], "--against: the run has no 'ditto'; known: fedavg, local, tap"),
+    (["1", "1"], "has seed 1, as"),
+    (["1", "--margin", "-1"], "--margin -1: expected a number, 0 or more"),
+    (["1", "--margin-mse", "nan"], "--margin-mse nan: expected a number, 0 or more"),
+    (["1", "--csv", "no/where.csv"], "cannot be written"),
+])
+def test_bad_commands(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "1")
+    assert main(["verdict", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_runs_that_do_not_go_together(tmp_path):
+    first = write_run(tmp_path / "1", 1)
+    with pytest.raises(TapflError, match=r"another configuration than .*: 'train' differs"):
+        verdict([first, write_run(tmp_path / "2", 2, train={"rounds": 5})])
+    other = write_run(tmp_path / "3", 3, threads=2, checkpoint={"every": 3})
+    assert verdict([first, other]).seeds == (1, 3)
+    with pytest.raises(TapflError, match="is not finished; continue it with"):
+        verdict([first, write_run(tmp_path / "4", 4, finished=False)])
+    text = (other / "run.json").read_text()
+    (other / "run.json").write_text(text.replace('"federation_sha256": "',
+                                                 '"federation_sha256": "0'))
+    with pytest.raises(TapflError, match="'federation_sha256' differs"):
+        verdict([first, other])
+
+
+def test_nothing_to_compare(tmp_path):
+    run = write_run(tmp_path / "1", models={})
+    with pytest.raises(TapflError, match="no personal model; name one with --method"):
+        verdict([run])
+    rows = [row for row in read_runs([run])[0].rows if row["method"] == "tap"]
+    write_results(run / "results.csv", rows)
+    with pytest.raises(TapflError, match="nothing to compare 'tap' with"):
+        verdict([run], method="tap")
+    write_results(run / "results.csv", [])
+    with pytest.raises(TapflError, match="no results"):
+        verdict([run], method="tap")
+
+
+def test_results_that_are_not_finite(tmp_path):
+    run = write_run(tmp_path / "1", scores=False)
+    rows = read_runs([run])[0].rows
+    for row in rows:
+        if row["method"] == "tap":
+            row["value"] = math.nan
+    write_results(run / "results.csv", rows)
+    report = verdict([run])
+    assert {c.verdict for c in report.comparisons} == {"not told apart"}
+    json.dumps(report.as_json(), allow_nan=False)
+
+
+def test_bad_scores(tmp_path):
+    run = write_run(tmp_path / "1")
+    assert read_scores(tmp_path / "none", ["tap"]) is None
+    path = run / "scores" / "tap" / "shapes.safetensors"
+    save_file({"tiny-imagenet|accuracy": np.full(SAMPLES, 3.0, dtype=np.float32)}, path)
+    with pytest.raises(TapflError, match=r"client shapes, tiny-imagenet \(accuracy\) are not"):
+        verdict([run])
+    for tensors in ({"accuracy": np.zeros(3, dtype=np.float32)},
+                    {"a|accuracy": np.zeros((3, 2), dtype=np.float32)}, {"a|b": np.zeros(3)}):
+        save_file(tensors, path)
+        with pytest.raises(TapflError, match="is no list of scores; expected float32"):
+            verdict([run])
+    path.write_bytes(b"no scores")
+    with pytest.raises(TapflError, match="not readable as scores of test samples"):
+        verdict([run])
+
+
