@@ -182,7 +182,7 @@ def test_python_api(tiny_file, tmp_path):
     import tapfl
 
     rows = tapfl.run(tapfl.load_config(tiny_file), tmp_path / "api")
-    assert {r["method"] for r in rows} == {"fedavg", "tap"}
+    assert {r["method"] for r in rows} == {"fedavg", "tap", "constant"}
     with pytest.raises(AttributeError):
         tapfl.nothing  # noqa: B018
 

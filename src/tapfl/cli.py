@@ -106,7 +106,7 @@ def _add_run(verbs: Verbs) -> None:
     verb = _verb(
         verbs, "run", _run, "run an experiment",
         "Run an experiment: every method of the configuration, on the same clients and data.\n"
-        "Writes results.csv, events.jsonl, run.json and the final models into the folder --out.\n"
+        "Writes results.csv, events.jsonl, run.json, scores and final models into the folder --out.\n"
         "Stop it at any moment; --resume goes on from the last checkpoint.",
         ["tapfl run quickstart",
          "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",
@@ -164,7 +164,8 @@ def _run(options: argparse.Namespace) -> None:
     if record.random_weights:
         print("made with random weights: the foundation was not pre-trained")
     print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
-          f"record: {out / 'run.json'}   models: {out / 'models'}")
+          f"record: {out / 'run.json'}"
+          + (f"   models: {out / 'models'}" if record.config.checkpoint.models else ""))
 
 
 def _run_config(options: argparse.Namespace) -> Any:

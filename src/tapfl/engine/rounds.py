@@ -197,7 +197,8 @@ class Rounds:
             if not isinstance(answer, Final):
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),
-                      "models": dict(answer.models),
+                      "models": None if answer.models is None else dict(answer.models),
+                      "scores": dict(answer.scores),
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
             write_checked_json(self.final / f"{answer.client}.json", record)
             records[index[answer.client]] = record
@@ -212,11 +213,14 @@ class Rounds:
         return [row for record in whole for row in record["rows"]]
 
     def _finished(self, member: Member) -> dict[str, Any] | None:
-        """Return what a client reported in the end, if it did and still has its models."""
+        """Return what a client reported in the end, if it did and still has its files."""
         record = read_checked_json(self.final / f"{member.id}.json")
         if record is None or any(record.get(k) != v for k, v in self._of(member.id).items()):
             return None
-        return record if self.clients.keeps(member, record["models"]) else None
+        # Whether models are kept may have changed since: one that kept none makes them again.
+        models = record["models"] if self.config.checkpoint.models else {}
+        whole = models is not None and self.clients.keeps(member, models, record["scores"])
+        return record if whole else None
 
     def _of(self, client: str) -> dict[str, Any]:
         return {"method": self.name, "client": client, "round": self.config.train.rounds,

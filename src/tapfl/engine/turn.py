@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,9 @@ from tapfl.data.federation import Client
 from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped, name_of
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.messages import Final, Row, Update
+from tapfl.engine.scores import write_scores
 from tapfl.errors import TapflError
+from tapfl.evaluation.constant import CONSTANT, constant_scores
 from tapfl.evaluation.evaluate import Scores
 from tapfl.evaluation.metrics import GENERAL
 from tapfl.events import Diverged, Event
@@ -32,7 +35,8 @@ class ClientTurn:
         self.worker, self.client = worker, client
         self.method, self.plan = worker.method, worker.plan
         self._trained: tuple[BlockState, BlockState, Losses] | None = None
-        self._models: dict[str, str] = {}
+        self._models: dict[str, str] = {}  # checksums of what is kept, by method
+        self._scored: dict[str, str] = {}
 
     # A round
 
@@ -94,7 +98,10 @@ class ClientTurn:
             like_w = set(personal) == set(final)
             rows += self._evaluate(personalizer.name, personal, like_w)
             self._keep(personalizer.name, personal)
-        return Final(self.client.id, rows, self.worker.drain(), self._models)
+        if self.plan.constant:
+            rows += self._constant()
+        models = self._models if self.plan.config.checkpoint.models else None
+        return Final(self.client.id, rows, self.worker.drain(), models, self._scored)
 
     def _personal(self, personalizer: Personalizer, final: BlockState) -> BlockState:
         """Return a client's personal model; W itself where that went astray."""
@@ -134,14 +141,35 @@ class ClientTurn:
                           self.method.initial.shapes)
 
     def _keep(self, method: str, state: BlockState) -> None:
-        label = Label(method, self.client.id, self.plan.config.train.rounds)
-        self._models[method] = write_state(self.worker.model_path(method, self.client.id), label,
-                                           state, {"method": method})
+        if self.plan.config.checkpoint.models:
+            self._models[method] = write_state(self.worker.model_path(method, self.client.id),
+                                               self._label(method), state, {"method": method})
+
+    def _label(self, method: str) -> Label:
+        return Label(method, self.client.id, self.plan.config.train.rounds)
+
+    def _constant(self) -> list[Row]:
+        """Score the text that answers every question best without reading it."""
+        rows: list[Row] = []
+        own = constant_scores(self.worker.evaluator, self.client)
+        for task, scores in own.items():
+            rows += self._rows(CONSTANT, task, "", [scores])
+        self._keep_scores(CONSTANT, own)
+        return rows
+
+    def _keep_scores(self, method: str, own: Mapping[str, Scores]) -> None:
+        """Write the score of every sample of the client's own test data, in its rows' order."""
+        named = {f"{task}|{metric}": values
+                 for task, scores in own.items() for metric, values in scores.items()}
+        if named and self.plan.config.evaluation.scores:
+            self._scored[method] = write_scores(self.worker.scores_path(method, self.client.id),
+                                                self._label(method), named)
 
     def _evaluate(self, name: str, state: BlockState, like_w: bool,
                   shared: bool = False) -> list[Row]:
         """Score a model on the client's test data, and in a simulation on the others'."""
         rows: list[Row] = []
+        own: dict[str, Scores] = {}
         for task in self.client.tasks:
             pieces = [("", [self.client.tests[task]])]
             if self.worker.others is not None:
@@ -149,9 +177,12 @@ class ClientTurn:
             # Clients that share a model may have other tasks: this one's blocks decide.
             used = state.subset(self.method.blocks_of_task(task)) if shared else state
             for before, data in pieces:
-                found = [(self._scores(used, each, like_w, shared), chosen)
+                found = [_of_rows(self._scores(used, each, like_w, shared), chosen)
                          for each, chosen in data if len(chosen)]
                 rows += self._rows(name, task, before, found)
+                if found and not before:
+                    own[task] = found[0]
+        self._keep_scores(name, own)
         return rows
 
     def _scores(self, state: BlockState, data: TaskData, like_w: bool, shared: bool) -> Scores:
@@ -164,15 +195,19 @@ class ClientTurn:
 
         return self.worker.memo.once(("evaluate", id(data), like_w), state, work, keep=shared)
 
-    def _rows(self, method: str, task: str, before: str,
-              found: list[tuple[Scores, Rows]]) -> list[Row]:
+    def _rows(self, method: str, task: str, before: str, found: list[Scores]) -> list[Row]:
         rows: list[Row] = []
-        for metric in found[0][0] if found else ():
-            values = np.concatenate([scores[metric][chosen] for scores, chosen in found])
+        for metric in found[0] if found else ():
+            values = np.concatenate([scores[metric] for scores in found])
             rows.append({"seed": self.plan.config.seed, "method": method, "client": self.client.id,
                          "task": task, "dataset": task, "metric": before + metric,
                          "value": float(values.mean()), "samples": len(values)})
         return rows
+
+
+def _of_rows(scores: Scores, chosen: Rows) -> Scores:
+    """Return the scores of some samples, in their order."""
+    return {metric: values[chosen] for metric, values in scores.items()}
 
 
 def _safe(personalizer: Personalizer, state: BlockState) -> BlockState:
