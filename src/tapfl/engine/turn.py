@@ -13,6 +13,7 @@ from tapfl.blocks import BlockState
 from tapfl.data.batches import Rows, TaskData
 from tapfl.data.federation import Client
 from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped, name_of
+from tapfl.engine.curves import curve, sampled_tests
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.messages import Final, Row, Update
 from tapfl.engine.scores import write_scores
@@ -34,6 +35,7 @@ class ClientTurn:
     def __init__(self, worker: Worker, client: Client) -> None:
         self.worker, self.client = worker, client
         self.method, self.plan = worker.method, worker.plan
+        self._received: BlockState | None = None
         self._trained: tuple[BlockState, BlockState, Losses] | None = None
         self._models: dict[str, str] = {}  # checksums of what is kept, by method
         self._scored: dict[str, str] = {}
@@ -44,6 +46,7 @@ class ClientTurn:
         """Train W from the received blocks; return what goes back to the server."""
         method, client, blocks = self.method, self.client, self.method.network.blocks
         # 1. The blocks it owns, and what it kept for itself.
+        self._received = received
         private = self._private(as_of=round_ - 1)
         for state in (received, private):
             state.load_into(blocks)
@@ -72,7 +75,28 @@ class ClientTurn:
                 before, after = (_safe(personalizer, state) for state in (received, trained))
                 with calling(personalizer, "after_training"):
                     personalizer.after_training(self.client, round_, before, after, dict(losses))
-        return self.worker.drain()
+        every = self.plan.config.evaluation.every
+        curves = self._curves(round_) if every and (round_ + 1) % every == 0 else []
+        return [*self.worker.drain(), *curves]
+
+    def _curves(self, round_: int) -> list[Event]:
+        """Score W as it was received, and every X as it is now, on a sample of the test data.
+
+        W is as it came: nothing adapts it, since that may train. It predicts as in the end.
+        """
+        assert self._received is not None
+        whole = self._whole(self._received, as_of=round_ - 1)
+        models = {self.plan.name: whole}
+        for personalizer in self.worker.personalizers:
+            with calling(personalizer, "current"):
+                personal = personalizer.current(self.client, round_)
+            if personal is not None:
+                models[personalizer.name] = self._checked(personalizer, "current", personal)
+        # All of them stay until the turn is over: the memo knows data by where they are.
+        self._samples = sampled_tests(self.client, self.plan.config)
+        return [curve(name, round_, self.client.id, data,
+                      self._scores(state, data, like_w=set(state) == set(whole), shared=False))
+                for data in self._samples for name, state in models.items()]
 
     def _private(self, as_of: int) -> BlockState:
         """Return the client's private blocks: as it last saved them, or as they start."""
@@ -107,12 +131,17 @@ class ClientTurn:
         """Return a client's personal model; W itself where that went astray."""
         with calling(personalizer, "after_federation"):
             personal = personalizer.after_federation(self.client, final.clone())
-        check_blocks(personalizer, "after_federation", personal, self.method.initial)
+        self._checked(personalizer, "after_federation", personal)
+        return self._sound(personalizer.name, personal, final)
+
+    def _checked(self, personalizer: Personalizer, hook: str, personal: BlockState) -> BlockState:
+        """Return a personal model that a hook returned, if it is a whole one."""
+        check_blocks(personalizer, hook, personal, self.method.initial)
         lost = sorted(set(self.method.owned(self.client)) - set(personal))
         if lost:
-            raise TapflError(f"{name_of(personalizer)}.after_federation: block '{lost[0]}' is "
-                             "missing; expected all blocks that the client owns")
-        return self._sound(personalizer.name, personal, final)
+            raise TapflError(f"{name_of(personalizer)}.{hook}: block '{lost[0]}' is missing; "
+                             "expected all blocks that the client owns")
+        return personal
 
     def _sound(self, name: str, state: BlockState, before: BlockState) -> BlockState:
         """Return a final model, or what it was made from if it holds values that are not finite."""
@@ -136,7 +165,11 @@ class ClientTurn:
         return self._evaluate(name, state, like_w=True)
 
     def _final(self, received: BlockState) -> BlockState:
-        private = self._private(as_of=self.plan.config.train.rounds - 1)
+        return self._whole(received, as_of=self.plan.config.train.rounds - 1)
+
+    def _whole(self, received: BlockState, as_of: int) -> BlockState:
+        """Return the client's W: what it received, and the blocks that it kept for itself."""
+        private = self._private(as_of)
         return BlockState({**received, **private.to(self.method.context.device)},
                           self.method.initial.shapes)
 
