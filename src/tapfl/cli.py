@@ -79,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_table, _add_predict, _add_export, _add_presets, _add_show,
-                _add_validate, _add_model, _add_pretrain, _add_setup_metrics, add_bench):
+    for add in (_add_run, _add_table, _add_footprint, _add_predict, _add_export, _add_presets,
+                _add_show, _add_validate, _add_model, _add_pretrain, _add_setup_metrics, add_bench):
         add(verbs)
     return parser
 
@@ -243,6 +243,27 @@ def _table(options: argparse.Namespace) -> None:
         print(markdown_tables(rows, methods, options.columns))
     else:
         show(rows, methods, options.columns)
+
+
+def _add_footprint(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "footprint", _footprint, "say what runs have cost, beside the paper's table",
+        "Say what complete runs have cost: parameters and memory of the mean client without and\n"
+        "with TAP, seconds of stage 2, traffic and time of a round, peak memory of the process.",
+        ["tapfl footprint runs/flava runs/vilt", "tapfl footprint runs/flava --format latex",
+         "tapfl footprint runs/flava --blocks --format csv"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--blocks", action="store_true", help="the traffic of every block instead")
+    verb.add_argument("--format", default="markdown", metavar="markdown|latex|csv")
+
+
+def _footprint(options: argparse.Namespace) -> None:
+    from tapfl.report.footprint import block_rows, footprint, render, rows
+
+    found = [footprint(path) for path in options.runs]
+    table = ([row for each in found for row in block_rows(each)] if options.blocks
+             else rows(found))
+    print(render(table, options.format))
 
 
 def _add_client(verb: argparse.ArgumentParser) -> None:

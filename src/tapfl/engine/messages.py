@@ -55,7 +55,8 @@ class Final:
     """A client's results, and what happened while its final models were made.
 
     ``models`` and ``scores`` are the files that the client keeps, by method, with their checksums;
-    ``models`` is None where the run keeps none.
+    ``models`` is None where the run keeps none. ``seconds`` is how long each final model took to be
+    made, by method, and under ``""`` how long all of it took.
     """
 
     client: str
@@ -63,6 +64,7 @@ class Final:
     events: Sequence[Event] = ()
     models: Mapping[str, str] | None = field(default_factory=dict)
     scores: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

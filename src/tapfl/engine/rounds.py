@@ -21,6 +21,7 @@ from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.messages import Answer, Ask, Clients, Final, NoAnswer, Report, Row, Update
+from tapfl.engine.record import Times
 from tapfl.errors import TapflError
 from tapfl.events import (
     ClientFinished,
@@ -54,6 +55,7 @@ class Rounds:
     log: EventLog
     final: Path
     notify: Subscriber
+    times: Times | None = field(default=None, init=False)  # when all is over
     _done: int = field(default=-1, init=False)  # the last complete round
 
     def __post_init__(self) -> None:
@@ -198,7 +200,7 @@ class Rounds:
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),
                       "models": None if answer.models is None else dict(answer.models),
-                      "scores": dict(answer.scores),
+                      "scores": dict(answer.scores), "seconds": dict(answer.seconds),
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
             write_checked_json(self.final / f"{answer.client}.json", record)
             records[index[answer.client]] = record
@@ -210,6 +212,7 @@ class Rounds:
                              f"{' …' if len(lost) > 5 else ''}; continue with --resume")
         whole = [record for record in records if record is not None]
         self.log.replay(event for record in whole for event in record["events"])
+        self.times = Times.of(self.log.seconds(), [record["seconds"] for record in whole])
         return [row for record in whole for row in record["rows"]]
 
     def _finished(self, member: Member) -> dict[str, Any] | None:

@@ -153,6 +153,8 @@ class _Run:
         with store, contextlib.closing(log):
             rounds, worker = self._rounds(each, folder, store, log)
             rows = rounds.run(resume=self.resumed)
+            if rounds.times is not None:
+                self.record.times[each.name] = rounds.times
             exchanges = any(worker.method.exchanged(m) for m in self.experiment.kinds)
             if exchanges and self.config.checkpoint.models:
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",

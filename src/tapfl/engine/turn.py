@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,7 @@ class ClientTurn:
         self._trained: tuple[BlockState, BlockState, Losses] | None = None
         self._models: dict[str, str] = {}  # checksums of what is kept, by method
         self._scored: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
 
     # A round
 
@@ -114,6 +116,7 @@ class ClientTurn:
 
     def finish(self, received: BlockState) -> Final:
         """Make the client's final models, evaluate and keep them."""
+        started = time.perf_counter()
         final = self._final(received)
         rows = self.evaluate(received) if self.plan.plain else []
         for personalizer in self.worker.personalizers:
@@ -125,14 +128,22 @@ class ClientTurn:
         if self.plan.constant:
             rows += self._constant()
         models = self._models if self.plan.config.checkpoint.models else None
-        return Final(self.client.id, rows, self.worker.drain(), models, self._scored)
+        self._seconds[""] = time.perf_counter() - started
+        return Final(self.client.id, rows, self.worker.drain(), models, self._scored, self._seconds)
 
     def _personal(self, personalizer: Personalizer, final: BlockState) -> BlockState:
         """Return a client's personal model; W itself where that went astray."""
-        with calling(personalizer, "after_federation"):
+        with self._timed(personalizer.name), calling(personalizer, "after_federation"):
             personal = personalizer.after_federation(self.client, final.clone())
         self._checked(personalizer, "after_federation", personal)
         return self._sound(personalizer.name, personal, final)
+
+    @contextlib.contextmanager
+    def _timed(self, method: str) -> Iterator[None]:
+        """Measure how long a final model takes; a training waits for the device at its end."""
+        started = time.perf_counter()
+        yield
+        self._seconds[method] = time.perf_counter() - started
 
     def _checked(self, personalizer: Personalizer, hook: str, personal: BlockState) -> BlockState:
         """Return a personal model that a hook returned, if it is a whole one."""
@@ -158,7 +169,7 @@ class ClientTurn:
         if method.shares_final_model:
             return self._evaluate(name, state, like_w=True, shared=True)
         state.load_into(method.network.blocks)
-        with calling(method, "adapt"):
+        with self._timed(name), calling(method, "adapt"):
             method.adapt(self.client)
         state = self._sound(name, BlockState.extract(method.network.blocks, state), state)
         self._keep(name, state)
