@@ -67,7 +67,7 @@ class FederatedRun:
         self.store = ClientStore(folder / "state" / "clients")
         self.worker = Worker(each, self.context, self.store,
                              Evaluator(experiment.tokenizer, config.evaluation),
-                             folder / "models", self.federation.others)
+                             folder, self.federation.others)
         self.method, self.personalizers = self.worker.method, self.worker.personalizers
         self.server = Server(self.method.initial, len(self.federation), config.train.cohort,
                              config.seed, max_update_norm=config.federation.max_update_norm)
@@ -87,6 +87,11 @@ class FederatedRun:
     def final(self, client):
         """Return the client's final W, as the server has it now."""
         return self.server.blocks.subset(self.method.owned(client))
+
+
+def rows_of(rows, method):
+    """Return the results of one method; others, and the constant answer, have theirs beside it."""
+    return [row for row in rows if row["method"] == method]
 
 
 def read_events(folder, event=None):

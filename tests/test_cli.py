@@ -110,15 +110,24 @@ def tiny_file(tmp_path):
     return path
 
 
+def _scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    return EventAccumulator(str(folder)).Reload().Tags()["scalars"]
+
+
 def test_run_resume_and_table(tiny_file, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["run", str(tiny_file), "--out", str(out), "--tensorboard", "--seed", "9"]) == 0
+    assert main(["run", str(tiny_file), "--out", str(out), "--tensorboard", "--seed", "9",
+                 "--set", "evaluation.every=1"]) == 0
     captured = capsys.readouterr()
     assert "fedavg" in captured.out
     assert "made with random weights" in captured.out
     assert str(out / "results.csv") in captured.out
     assert "fedavg: round 2/2" in captured.err
-    assert list((out / "tensorboard").iterdir())
+    tags = _scalars(out / "tensorboard")
+    for kind in ("fedavg/loss/", "tap/personal_loss/", "fedavg/curve/", "tap/curve/"):
+        assert any(tag.startswith(kind) for tag in tags), kind
     assert (out / "results.csv").read_text().splitlines()[1].startswith("9,fedavg,shapes,")
     assert main(["run", str(tiny_file), "--out", str(out)]) == 2
     assert "already holds a run" in capsys.readouterr().err
@@ -182,7 +191,7 @@ def test_python_api(tiny_file, tmp_path):
     import tapfl
 
     rows = tapfl.run(tapfl.load_config(tiny_file), tmp_path / "api")
-    assert {r["method"] for r in rows} == {"fedavg", "tap"}
+    assert {r["method"] for r in rows} == {"fedavg", "tap", "constant"}
     with pytest.raises(AttributeError):
         tapfl.nothing  # noqa: B018
 

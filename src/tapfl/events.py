@@ -107,6 +107,21 @@ class PersonalLosses(OfClient):
 
 
 @dataclass(frozen=True)
+class Curve(OfClient):
+    """How good a model is on the way: its metrics on a sample of a client's test data.
+
+    ``method`` is the federated run for W, which the client received in this round, or the method of
+    its X, which this round has just trained.
+    """
+
+    kind: ClassVar[str] = "curve"
+
+    task: str
+    values: Mapping[str, float]
+    samples: int
+
+
+@dataclass(frozen=True)
 class Diverged(OfClient):
     """A training ended in values that are not finite; ``tasks`` are those whose loss was not."""
 

@@ -5,7 +5,7 @@ import pytest
 from tapfl.cli import main
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
-from tests.experiment import FEDERATION, read_events, tiny_experiment
+from tests.experiment import FEDERATION, read_events, rows_of, tiny_experiment
 
 HEAD = """
 import torch
@@ -146,7 +146,7 @@ class Mine(FedAvg):
 def test_settings_of_ones_own(tmp_path):
     rows = attempt(tmp_path, "sett", SETTINGS, ["sett:Mine", "strong"], own={"Mine": {"mu": 0.5}},
                    variants={"strong": {"of": "sett:Mine", "own": {"Mine": {"mu": 2.0}}}})
-    assert {r["method"] for r in rows} == {"sett:Mine", "strong"}
+    assert {r["method"] for r in rows} == {"sett:Mine", "strong", "constant"}
     losses = {e["method"]: set(e["losses"].values())
               for e in read_events(tmp_path / "out", "round")}
     assert losses == {"sett:Mine": {0.5}, "strong": {2.0}}
@@ -220,11 +220,11 @@ class Mine(Tap):
     alone = {}
     for name, variant in variants.items():
         rows = attempt(tmp_path, "memos", body, [name], variants={name: variant})
-        alone[name] = rows
+        alone[name] = rows_of(rows, name)
         (tmp_path / "out").rename(tmp_path / name)
     rows = attempt(tmp_path, "memos", body, ["fedavg+post", *variants, "tap"], variants=variants)
     for name, expected in alone.items():
-        assert [r for r in rows if r["method"] == name] == expected
+        assert rows_of(rows, name) == expected
         for path in (tmp_path / name / "models" / name).iterdir():
             assert path.read_bytes() == (tmp_path / "out" / "models" / name
                                          / path.name).read_bytes()

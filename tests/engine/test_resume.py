@@ -23,9 +23,15 @@ def _stable(folder, event=None):
 def same_run(one, other):
     assert (one / "results.csv").read_bytes() == (other / "results.csv").read_bytes()
     assert _stable(one) == _stable(other)
-    models = {p.relative_to(other): p for p in (other / "models").rglob("*.safetensors")}
-    assert {p.relative_to(one) for p in (one / "models").rglob("*.safetensors")} == set(models)
-    assert all((one / name).read_bytes() == path.read_bytes() for name, path in models.items())
+    for kind in ("models", "scores"):
+        same_files(one, other, kind)
+
+
+def same_files(one, other, kind):
+    files = {p.relative_to(other): p for p in (other / kind).rglob("*.safetensors")}
+    assert files
+    assert {p.relative_to(one) for p in (one / kind).rglob("*.safetensors")} == set(files)
+    assert all((one / name).read_bytes() == path.read_bytes() for name, path in files.items())
 
 
 class Stop:
@@ -268,7 +274,11 @@ def test_what_a_run_writes(calm):
     config, out = calm
     header, *lines = (out / "results.csv").read_text().splitlines()
     assert header == "seed,method,client,task,dataset,metric,value,samples"
-    assert len(lines) == 2 * (7 + 2)  # seven client tasks, two of them with two metrics
+    # Seven client tasks, two of them with two metrics; those two have a constant answer, too.
+    assert len(lines) == 2 * (7 + 2) + 2 * 2
+    assert [line.split(",")[1:4] for line in lines[-4:]] == [
+        ["constant", client, task] for client, task in (("looks", "vqa"), ("words", "commongen"))
+        for _ in range(2)]
     record = json.loads((out / "run.json").read_text())
     assert record["finished"]
     assert record["random_weights"]

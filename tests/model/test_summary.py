@@ -53,6 +53,9 @@ def test_memory_is_in_the_units_of_the_paper(flava):
 
 
 def test_other_shapes_have_no_row_of_the_paper():
+    small = load_config("flava", ["foundation.weights=random",
+                                  "foundation.architecture={multimodal_config: {}}"])
+    assert summarize(small)["paper"] is None
     summary = summarize(load_config("flava-deep"))
     assert summary["paper"] is None
     assert "paper" not in render(summary, "flava-deep")

@@ -8,10 +8,11 @@ from safetensors.numpy import save_file
 
 from tapfl.cli import main
 from tapfl.data.federation import load_federation
+from tapfl.engine.files import Label
 from tapfl.engine.record import RunRecord
 from tapfl.engine.results import write_results
 from tapfl.engine.run import federation_digest
-from tapfl.engine.scores import read_scores
+from tapfl.engine.scores import read_scores, write_scores
 from tapfl.errors import TapflError
 from tapfl.evaluation.significance import holm, paired
 from tapfl.report.runs import read_runs
@@ -57,7 +58,7 @@ def write_run(folder, seed=1, scores=True, finished=True, models=None, **section
     for (method, client), tensors in kept.items() if scores else ():
         path = folder / "scores" / method / f"{client}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, path)
+        write_scores(path, Label(method, client, 1), tensors)
     return folder
 
 
@@ -264,16 +265,15 @@ def test_bad_scores(tmp_path):
     run = write_run(tmp_path / "1")
     assert read_scores(tmp_path / "none", ["tap"]) is None
     path = run / "scores" / "tap" / "shapes.safetensors"
-    save_file({"tiny-imagenet|accuracy": np.full(SAMPLES, 3.0, dtype=np.float32)}, path)
+    label = Label("tap", "shapes", 1)
+    write_scores(path, label, {"tiny-imagenet|accuracy": np.full(SAMPLES, 3.0)})
     with pytest.raises(TapflError, match=r"client shapes, tiny-imagenet \(accuracy\) are not"):
         verdict([run])
-    for tensors in ({"accuracy": np.zeros(3, dtype=np.float32)},
-                    {"a|accuracy": np.zeros((3, 2), dtype=np.float32)}, {"a|b": np.zeros(3)}):
-        save_file(tensors, path)
-        with pytest.raises(TapflError, match="is no list of scores; expected float32"):
-            verdict([run])
+    save_file({"tiny-imagenet|accuracy": np.full(SAMPLES, 3.0, dtype=np.float32)}, path)
+    with pytest.raises(TapflError, match="damaged, or not the scores of a run"):
+        verdict([run])
     path.write_bytes(b"no scores")
-    with pytest.raises(TapflError, match="not readable as scores of test samples"):
+    with pytest.raises(TapflError, match="damaged"):
         verdict([run])
 
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tapfl.engine.files import on_disk
-from tapfl.events import Event, Logged
+from tapfl.events import Event, Logged, RoundEnded
 
 Position = tuple[int, str]  # how long a segment is, and the checksum of what it holds
 
@@ -51,6 +52,12 @@ class EventLog:
     def position(self) -> Position:
         """Return where the segment stands: what a checkpoint refers to."""
         return self._length, self._hash.hexdigest()
+
+    def seconds(self) -> float:
+        """Return how long the rounds of the segment took together."""
+        with self._segment_path.open(encoding="utf-8") as file:
+            return math.fsum(record["seconds"] for record in map(json.loads, file)
+                             if record["event"] == RoundEnded.kind)
 
     def check(self, position: Position) -> str | None:
         """Say what is wrong with the segment up to a checkpoint, if anything is."""

@@ -53,7 +53,7 @@ def read_state(path: Path, label: Label | None = None) -> tuple[BlockState, dict
     Without a ``label`` any will do, also a file of an earlier version, which has no checksum.
     """
     state = BlockState.load(path)
-    facts = _header(path)
+    facts = header(path)
     if facts is None and label is None:
         return state, {}, ""
     found = None if facts is None else Label(*(facts.get(key) for key in (
@@ -69,11 +69,12 @@ def read_state(path: Path, label: Label | None = None) -> tuple[BlockState, dict
 def header_digest(path: Path) -> str | None:
     """Return the checksum that a file carries, without reading its values."""
     with contextlib.suppress(TapflError):
-        return str((_header(path) or {}).get(CHECKSUM))
+        return str((header(path) or {}).get(CHECKSUM))
     return None
 
 
-def _header(path: Path) -> dict[str, Any] | None:
+def header(path: Path) -> dict[str, Any] | None:
+    """Return what a file says of itself, if it says anything."""
     try:
         with safe_open(str(path), framework="pt") as file:
             text = (file.metadata() or {}).get(HEADER)

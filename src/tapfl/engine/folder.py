@@ -15,7 +15,7 @@ from tapfl.engine.record import FILE
 from tapfl.errors import TapflError
 
 LOCK = ".lock"
-MADE = (FILE, "events.jsonl", "results.csv", "state", "models")  # what a run writes
+MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores")  # what a run writes
 
 
 class RunFolder:
@@ -87,6 +87,12 @@ class RunFolder:
         if self._made:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
+
+
+def drop_models(folder: Path) -> None:
+    """Remove the models of a complete run, and the state that it could have been resumed from."""
+    for name in ("models", "state"):
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def fresh_folder(folder: Path) -> Path:

@@ -38,10 +38,12 @@ class InProcess:
         self.worker.store.flush()
         return list(self.worker.store.listing(as_of=round_))
 
-    def keeps(self, member: Member, models: Mapping[str, str]) -> bool:
-        """Compare the checksums that the models' files carry."""
-        return all(header_digest(self.worker.model_path(method, member.id)) == digest
-                   for method, digest in models.items())
+    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str]) -> bool:
+        """Compare the checksums that the files carry."""
+        return all(header_digest(path(method, member.id)) == digest
+                   for path, files in ((self.worker.model_path, models),
+                                       (self.worker.scores_path, scores))
+                   for method, digest in files.items())
 
     def check(self, listed: Sequence[Any]) -> str | None:
         """Compare the clients' files with what a checkpoint lists."""

@@ -54,13 +54,17 @@ class Report:
 class Final:
     """A client's results, and what happened while its final models were made.
 
-    ``models`` are the models that the client keeps, by method, with their checksums.
+    ``models`` and ``scores`` are the files that the client keeps, by method, with their checksums;
+    ``models`` is None where the run keeps none. ``seconds`` is how long each final model took to be
+    made, by method, and under ``""`` how long all of it took.
     """
 
     client: str
     rows: Sequence[Row]
     events: Sequence[Event] = ()
-    models: Mapping[str, str] = field(default_factory=dict)
+    models: Mapping[str, str] | None = field(default_factory=dict)
+    scores: Mapping[str, str] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,8 @@ class Clients(Protocol):
     def settle(self, round_: int) -> list[Any]:
         """Return when what clients keep as of a round is safe: what a checkpoint lists of it."""
 
-    def keeps(self, member: Member, models: Mapping[str, str]) -> bool:
-        """Return whether a client still has the final models that it reported."""
+    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str]) -> bool:
+        """Return whether a client still has the final models and scores that it reported."""
 
     def check(self, listed: Sequence[Any]) -> str | None:
         """Say what is wrong with what a checkpoint lists, if anything is; else go on from it."""

@@ -9,6 +9,7 @@ import json
 import platform
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,37 @@ MAX_BYTES = 64 << 20
 RESULT_ROOMS = ("kernels", "data", "model", "federated", "personal", "evaluation", "engine")
 
 
+class Times(BaseModel):
+    """How long a federated run took, in seconds: its rounds, and what came after them.
+
+    ``final`` is what all clients' final models took, with their evaluation; ``per_client_final``
+    what making a method's final model took a client on average, without. Work that two methods
+    share counts for the first.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    rounds: float
+    final: float
+    per_client_final: dict[str, float]
+
+    @classmethod
+    def of(cls, rounds: float, clients: Sequence[Mapping[str, float]]) -> Times:
+        """Put together what clients reported; the whole of it stands under ``""``."""
+        methods = {method for client in clients for method in client if method}
+        return cls(rounds=rounds, final=sum(client.get("", 0.0) for client in clients),
+                   per_client_final={
+                       method: sum(client.get(method, 0.0) for client in clients) / len(clients)
+                       for method in sorted(methods)})
+
+
 class RunRecord(BaseModel):
     """The record of a run.
 
     ``models`` says which method's model ``predict`` takes by default, ``shared`` which federated
     runs end with one model for all clients. ``data`` says where each task's samples come from,
-    ``dropped`` which rows could not be used. ``began`` is set while a process is at work.
+    ``dropped`` which rows could not be used. ``times`` are those of each federated run. ``began``
+    is set while a process is at work.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
@@ -65,6 +91,7 @@ class RunRecord(BaseModel):
     computing: dict[str, Any]
     parameters: dict[str, Any]
     memory: dict[str, int] = {}
+    times: dict[str, Times] = {}
 
     def save(self, folder: Path) -> None:
         """Write run.json."""

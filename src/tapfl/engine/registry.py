@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import importlib.util
@@ -13,6 +14,7 @@ from typing import Any
 
 from tapfl.config import Config
 from tapfl.errors import TapflError, nearest
+from tapfl.evaluation.constant import CONSTANT
 from tapfl.federated.disentafl import DisentAFL
 from tapfl.federated.fedala import FedALA
 from tapfl.federated.feddat import FedDAT
@@ -50,7 +52,8 @@ PERSONALIZERS: dict[str, type[Personalizer]] = {
 class Plan:
     """One federated run and everything that is to come out of it, as classes.
 
-    ``plain`` says whether the federated model itself is evaluated, under the run's name.
+    ``plain`` says whether the federated model itself is evaluated, under the run's name;
+    ``constant`` whether the answer that never changes is, which one federated run does for all.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Plan:
     method: type[FederatedMethod]
     plain: bool
     personalizers: tuple[tuple[MethodSpec, type[Personalizer]], ...]
+    constant: bool = False
 
 
 def plan(config: Config, folder: Path | None = None, installed: bool = True) -> list[Plan]:
@@ -67,11 +71,11 @@ def plan(config: Config, folder: Path | None = None, installed: bool = True) -> 
     among what is installed: only for names that the user gave, not for those of a record.
     """
     for name in config.variants:
-        if name in {*FEDERATED, *PERSONALIZERS, *NAMED}:
+        if name in {*FEDERATED, *PERSONALIZERS, *NAMED} or name.lower() == CONSTANT:
             raise TapflError(f"variants: '{name}' is a method already; expected a name of its own")
     plans = [find_plan(run, folder, installed) for run in federated_runs(method_specs(config))]
     _check_own(config, plans)
-    return plans
+    return [dataclasses.replace(plans[0], constant=True), *plans[1:]]
 
 
 def find_plan(run: RunSpec, folder: Path | None = None, installed: bool = True) -> Plan:

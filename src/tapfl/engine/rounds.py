@@ -21,6 +21,7 @@ from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.messages import Answer, Ask, Clients, Final, NoAnswer, Report, Row, Update
+from tapfl.engine.record import Times
 from tapfl.errors import TapflError
 from tapfl.events import (
     ClientFinished,
@@ -54,6 +55,7 @@ class Rounds:
     log: EventLog
     final: Path
     notify: Subscriber
+    times: Times | None = field(default=None, init=False)  # when all is over
     _done: int = field(default=-1, init=False)  # the last complete round
 
     def __post_init__(self) -> None:
@@ -197,7 +199,8 @@ class Rounds:
             if not isinstance(answer, Final):
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),
-                      "models": dict(answer.models),
+                      "models": None if answer.models is None else dict(answer.models),
+                      "scores": dict(answer.scores), "seconds": dict(answer.seconds),
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
             write_checked_json(self.final / f"{answer.client}.json", record)
             records[index[answer.client]] = record
@@ -209,14 +212,18 @@ class Rounds:
                              f"{' …' if len(lost) > 5 else ''}; continue with --resume")
         whole = [record for record in records if record is not None]
         self.log.replay(event for record in whole for event in record["events"])
+        self.times = Times.of(self.log.seconds(), [record["seconds"] for record in whole])
         return [row for record in whole for row in record["rows"]]
 
     def _finished(self, member: Member) -> dict[str, Any] | None:
-        """Return what a client reported in the end, if it did and still has its models."""
+        """Return what a client reported in the end, if it did and still has its files."""
         record = read_checked_json(self.final / f"{member.id}.json")
         if record is None or any(record.get(k) != v for k, v in self._of(member.id).items()):
             return None
-        return record if self.clients.keeps(member, record["models"]) else None
+        # Whether models are kept may have changed since: one that kept none makes them again.
+        models = record["models"] if self.config.checkpoint.models else {}
+        whole = models is not None and self.clients.keeps(member, models, record["scores"])
+        return record if whole else None
 
     def _of(self, client: str) -> dict[str, Any]:
         return {"method": self.name, "client": client, "round": self.config.train.rounds,

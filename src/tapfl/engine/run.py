@@ -19,7 +19,7 @@ from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
-from tapfl.engine.folder import RunFolder, fresh_folder
+from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
 from tapfl.engine.inprocess import InProcess
 from tapfl.engine.messages import Row
 from tapfl.engine.record import (
@@ -35,6 +35,7 @@ from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
+from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import ClientFinished, Event, Message, RoundEnded, RowsDropped, Subscriber, nobody
 from tapfl.federated.server import Server
@@ -64,6 +65,8 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         record = None if folder.is_new else _continued(out, config)
         if record and record.finished and (out / "results.csv").is_file():
             notify(Message(f"{out}: this run is complete"))
+            if not record.config.checkpoint.models:  # it may have ended while it removed them
+                drop_models(out)
             return read_results(out / "results.csv")
         with _threads(record.threads if record else config.thread_count):
             return _Run(config, plans, folder, record, device, notify).run()
@@ -103,11 +106,13 @@ class _Run:
             # Whatever ended the run matters more than a disk that does not take its record.
             with contextlib.suppress(TapflError):
                 record.save(self.out)
-        order = {name: i for i, name in enumerate(self.config.methods)}
+        order = {name: i for i, name in enumerate([*self.config.methods, CONSTANT])}
         rows.sort(key=lambda row: order[row["method"]])
         write_results(self.out / "results.csv", rows)
         record.finished = True
         record.save(self.out)
+        if not self.config.checkpoint.models:
+            drop_models(self.out)
         return rows
 
     def _start(self, before: RunRecord | None) -> RunRecord:
@@ -144,7 +149,10 @@ class _Run:
         with store, contextlib.closing(log):
             rounds, worker = self._rounds(each, folder, store, log)
             rows = rounds.run(resume=self.resumed)
-            if any(worker.method.exchanged(m) for m in self.experiment.kinds):
+            if rounds.times is not None:
+                self.record.times[each.name] = rounds.times
+            exchanges = any(worker.method.exchanged(m) for m in self.experiment.kinds)
+            if exchanges and self.config.checkpoint.models:
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
                             Label(each.name, "", each.config.train.rounds), rounds.server.blocks,
                             {})
@@ -153,7 +161,7 @@ class _Run:
     def _rounds(self, each: Plan, folder: Path, store: ClientStore,
                 log: EventLog) -> tuple[Rounds, Worker]:
         federation = self.experiment.federation
-        worker = Worker(each, self.experiment.context, store, self.evaluator, self.out / "models",
+        worker = Worker(each, self.experiment.context, store, self.evaluator, self.out,
                         federation.others)
         worker.check(self.experiment.kinds)
         self._count_parameters(each.name, worker)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +14,12 @@ from tapfl.blocks import BlockState
 from tapfl.data.batches import Rows, TaskData
 from tapfl.data.federation import Client
 from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped, name_of
+from tapfl.engine.curves import curve, sampled_tests
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.messages import Final, Row, Update
+from tapfl.engine.scores import write_scores
 from tapfl.errors import TapflError
+from tapfl.evaluation.constant import CONSTANT, constant_scores
 from tapfl.evaluation.evaluate import Scores
 from tapfl.evaluation.metrics import GENERAL
 from tapfl.events import Diverged, Event
@@ -31,8 +36,11 @@ class ClientTurn:
     def __init__(self, worker: Worker, client: Client) -> None:
         self.worker, self.client = worker, client
         self.method, self.plan = worker.method, worker.plan
+        self._received: BlockState | None = None
         self._trained: tuple[BlockState, BlockState, Losses] | None = None
-        self._models: dict[str, str] = {}
+        self._models: dict[str, str] = {}  # checksums of what is kept, by method
+        self._scored: dict[str, str] = {}
+        self._seconds: dict[str, float] = {}
 
     # A round
 
@@ -40,6 +48,7 @@ class ClientTurn:
         """Train W from the received blocks; return what goes back to the server."""
         method, client, blocks = self.method, self.client, self.method.network.blocks
         # 1. The blocks it owns, and what it kept for itself.
+        self._received = received
         private = self._private(as_of=round_ - 1)
         for state in (received, private):
             state.load_into(blocks)
@@ -68,7 +77,28 @@ class ClientTurn:
                 before, after = (_safe(personalizer, state) for state in (received, trained))
                 with calling(personalizer, "after_training"):
                     personalizer.after_training(self.client, round_, before, after, dict(losses))
-        return self.worker.drain()
+        every = self.plan.config.evaluation.every
+        curves = self._curves(round_) if every and (round_ + 1) % every == 0 else []
+        return [*self.worker.drain(), *curves]
+
+    def _curves(self, round_: int) -> list[Event]:
+        """Score W as it was received, and every X as it is now, on a sample of the test data.
+
+        W is as it came: nothing adapts it, since that may train. It predicts as in the end.
+        """
+        assert self._received is not None
+        whole = self._whole(self._received, as_of=round_ - 1)
+        models = {self.plan.name: whole}
+        for personalizer in self.worker.personalizers:
+            with calling(personalizer, "current"):
+                personal = personalizer.current(self.client, round_)
+            if personal is not None:
+                models[personalizer.name] = self._checked(personalizer, "current", personal)
+        # All of them stay until the turn is over: the memo knows data by where they are.
+        self._samples = sampled_tests(self.client, self.plan.config)
+        return [curve(name, round_, self.client.id, data,
+                      self._scores(state, data, like_w=set(state) == set(whole), shared=False))
+                for data in self._samples for name, state in models.items()]
 
     def _private(self, as_of: int) -> BlockState:
         """Return the client's private blocks: as it last saved them, or as they start."""
@@ -86,6 +116,7 @@ class ClientTurn:
 
     def finish(self, received: BlockState) -> Final:
         """Make the client's final models, evaluate and keep them."""
+        started = time.perf_counter()
         final = self._final(received)
         rows = self.evaluate(received) if self.plan.plain else []
         for personalizer in self.worker.personalizers:
@@ -94,18 +125,34 @@ class ClientTurn:
             like_w = set(personal) == set(final)
             rows += self._evaluate(personalizer.name, personal, like_w)
             self._keep(personalizer.name, personal)
-        return Final(self.client.id, rows, self.worker.drain(), self._models)
+        if self.plan.constant:
+            rows += self._constant()
+        models = self._models if self.plan.config.checkpoint.models else None
+        self._seconds[""] = time.perf_counter() - started
+        return Final(self.client.id, rows, self.worker.drain(), models, self._scored, self._seconds)
 
     def _personal(self, personalizer: Personalizer, final: BlockState) -> BlockState:
         """Return a client's personal model; W itself where that went astray."""
-        with calling(personalizer, "after_federation"):
+        with self._timed(personalizer.name), calling(personalizer, "after_federation"):
             personal = personalizer.after_federation(self.client, final.clone())
-        check_blocks(personalizer, "after_federation", personal, self.method.initial)
+        self._checked(personalizer, "after_federation", personal)
+        return self._sound(personalizer.name, personal, final)
+
+    @contextlib.contextmanager
+    def _timed(self, method: str) -> Iterator[None]:
+        """Measure how long a final model takes; a training waits for the device at its end."""
+        started = time.perf_counter()
+        yield
+        self._seconds[method] = time.perf_counter() - started
+
+    def _checked(self, personalizer: Personalizer, hook: str, personal: BlockState) -> BlockState:
+        """Return a personal model that a hook returned, if it is a whole one."""
+        check_blocks(personalizer, hook, personal, self.method.initial)
         lost = sorted(set(self.method.owned(self.client)) - set(personal))
         if lost:
-            raise TapflError(f"{name_of(personalizer)}.after_federation: block '{lost[0]}' is "
-                             "missing; expected all blocks that the client owns")
-        return self._sound(personalizer.name, personal, final)
+            raise TapflError(f"{name_of(personalizer)}.{hook}: block '{lost[0]}' is missing; "
+                             "expected all blocks that the client owns")
+        return personal
 
     def _sound(self, name: str, state: BlockState, before: BlockState) -> BlockState:
         """Return a final model, or what it was made from if it holds values that are not finite."""
@@ -122,26 +169,51 @@ class ClientTurn:
         if method.shares_final_model:
             return self._evaluate(name, state, like_w=True, shared=True)
         state.load_into(method.network.blocks)
-        with calling(method, "adapt"):
+        with self._timed(name), calling(method, "adapt"):
             method.adapt(self.client)
         state = self._sound(name, BlockState.extract(method.network.blocks, state), state)
         self._keep(name, state)
         return self._evaluate(name, state, like_w=True)
 
     def _final(self, received: BlockState) -> BlockState:
-        private = self._private(as_of=self.plan.config.train.rounds - 1)
+        return self._whole(received, as_of=self.plan.config.train.rounds - 1)
+
+    def _whole(self, received: BlockState, as_of: int) -> BlockState:
+        """Return the client's W: what it received, and the blocks that it kept for itself."""
+        private = self._private(as_of)
         return BlockState({**received, **private.to(self.method.context.device)},
                           self.method.initial.shapes)
 
     def _keep(self, method: str, state: BlockState) -> None:
-        label = Label(method, self.client.id, self.plan.config.train.rounds)
-        self._models[method] = write_state(self.worker.model_path(method, self.client.id), label,
-                                           state, {"method": method})
+        if self.plan.config.checkpoint.models:
+            self._models[method] = write_state(self.worker.model_path(method, self.client.id),
+                                               self._label(method), state, {"method": method})
+
+    def _label(self, method: str) -> Label:
+        return Label(method, self.client.id, self.plan.config.train.rounds)
+
+    def _constant(self) -> list[Row]:
+        """Score the text that answers every question best without reading it."""
+        rows: list[Row] = []
+        own = constant_scores(self.worker.evaluator, self.client)
+        for task, scores in own.items():
+            rows += self._rows(CONSTANT, task, "", [scores])
+        self._keep_scores(CONSTANT, own)
+        return rows
+
+    def _keep_scores(self, method: str, own: Mapping[str, Scores]) -> None:
+        """Write the score of every sample of the client's own test data, in its rows' order."""
+        named = {f"{task}|{metric}": values
+                 for task, scores in own.items() for metric, values in scores.items()}
+        if named and self.plan.config.evaluation.scores:
+            self._scored[method] = write_scores(self.worker.scores_path(method, self.client.id),
+                                                self._label(method), named)
 
     def _evaluate(self, name: str, state: BlockState, like_w: bool,
                   shared: bool = False) -> list[Row]:
         """Score a model on the client's test data, and in a simulation on the others'."""
         rows: list[Row] = []
+        own: dict[str, Scores] = {}
         for task in self.client.tasks:
             pieces = [("", [self.client.tests[task]])]
             if self.worker.others is not None:
@@ -149,9 +221,12 @@ class ClientTurn:
             # Clients that share a model may have other tasks: this one's blocks decide.
             used = state.subset(self.method.blocks_of_task(task)) if shared else state
             for before, data in pieces:
-                found = [(self._scores(used, each, like_w, shared), chosen)
+                found = [_of_rows(self._scores(used, each, like_w, shared), chosen)
                          for each, chosen in data if len(chosen)]
                 rows += self._rows(name, task, before, found)
+                if found and not before:
+                    own[task] = found[0]
+        self._keep_scores(name, own)
         return rows
 
     def _scores(self, state: BlockState, data: TaskData, like_w: bool, shared: bool) -> Scores:
@@ -164,15 +239,19 @@ class ClientTurn:
 
         return self.worker.memo.once(("evaluate", id(data), like_w), state, work, keep=shared)
 
-    def _rows(self, method: str, task: str, before: str,
-              found: list[tuple[Scores, Rows]]) -> list[Row]:
+    def _rows(self, method: str, task: str, before: str, found: list[Scores]) -> list[Row]:
         rows: list[Row] = []
-        for metric in found[0][0] if found else ():
-            values = np.concatenate([scores[metric][chosen] for scores, chosen in found])
+        for metric in found[0] if found else ():
+            values = np.concatenate([scores[metric] for scores in found])
             rows.append({"seed": self.plan.config.seed, "method": method, "client": self.client.id,
                          "task": task, "dataset": task, "metric": before + metric,
                          "value": float(values.mean()), "samples": len(values)})
         return rows
+
+
+def _of_rows(scores: Scores, chosen: Rows) -> Scores:
+    """Return the scores of some samples, in their order."""
+    return {metric: values[chosen] for metric, values in scores.items()}
 
 
 def _safe(personalizer: Personalizer, state: BlockState) -> BlockState:

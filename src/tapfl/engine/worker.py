@@ -28,14 +28,14 @@ Others = Callable[[Member, str], list[tuple[TaskData, Rows]]]
 class Worker:
     """The method with its networks, the personalizers, the evaluator and what they share.
 
-    ``models`` is where clients' final models go. ``others`` finds the test data of a task's other
-    clients, for ``general_`` metrics: only a simulation has it.
+    ``folder`` is where clients' final models and scores go. ``others`` finds the test data of a
+    task's other clients, for ``general_`` metrics: only a simulation has it.
     """
 
     def __init__(self, plan: Plan, context: Context, store: ClientStore, evaluator: Evaluator,
-                 models: Path, others: Others | None = None) -> None:
+                 folder: Path, others: Others | None = None) -> None:
         self.plan, self.store, self.evaluator = plan, store, evaluator
-        self.models, self.others = models, others
+        self.folder, self.others = folder, others
         self.memo, self.events = Memo(), list[Event]()
         shared = dataclasses.replace(context, config=plan.config, memo=self.memo, states=store,
                                      events=self.events)
@@ -54,7 +54,11 @@ class Worker:
 
     def model_path(self, method: str, client: str) -> Path:
         """Return where a client's final model is kept."""
-        return self.models / folder_name(method) / f"{client}.safetensors"
+        return self.folder / "models" / folder_name(method) / f"{client}.safetensors"
+
+    def scores_path(self, method: str, client: str) -> Path:
+        """Return where the scores of a client's test samples are kept."""
+        return self.folder / "scores" / folder_name(method) / f"{client}.safetensors"
 
     def drain(self) -> list[Event]:
         """Return what was reported since the last call."""

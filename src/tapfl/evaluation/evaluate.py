@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +43,16 @@ class Evaluator:
         """Return the task's metrics for every sample of a split."""
         network.eval()
         if data.task.kind == TEXT_GENERATION:
-            written = self.write(network, data)
-            references = data.references or []
-            return {metric.name: np.array(metric(written, references))
-                    for metric in self.text_metrics}
+            return self.score_texts(self.write(network, data), data.references or [])
         found = [_values(network, data.task.name, batch)
                  for _, batch in data.in_order(self.config.batch_size)]
         values = torch.cat(found).double().cpu().numpy()
         return {"accuracy": 100 * values} if data.task.is_classification else {"mse": values}
+
+    def score_texts(self, written: Sequence[str], references: Sequence[str]) -> Scores:
+        """Return the metrics of every text that was written."""
+        return {metric.name: np.array(metric(written, references))
+                for metric in self.text_metrics}
 
     @torch.no_grad()
     def write(self, network: Network, data: TaskData) -> list[str]:

@@ -8,24 +8,30 @@ from typing import Any
 from torch import nn
 
 from tapfl.config import Config
-from tapfl.data.federation import load_federation
+from tapfl.data.federation import FederationFile, load_federation
 from tapfl.model.network import build_network
 from tapfl.tasks import Task
 
 # The paper's memory table: averages over clients, without and with TAP's second copy. Its
-# percentages are means of the clients' ratios, not ratios of the means; its "GB" are GiB.
+# percentages are means of the clients' ratios, not ratios of the means; its "GB" are GiB. The
+# seconds are those of TAP's stage 2.
 PAPER = {
     "flava": {"total": 310_559_996.40, "trainable_percent": 10.3347, "gib": 1.1569,
-              "tap_total": 347_422_994.40, "tap_trainable_percent": 18.1086, "tap_gib": 1.2943},
+              "tap_total": 347_422_994.40, "tap_trainable_percent": 18.1086, "tap_gib": 1.2943,
+              "tap_seconds": 153.54},
     "vilt": {"total": 186_171_919.0, "trainable_percent": 18.1841, "gib": 0.6935,
-             "tap_total": 224_296_094.0, "tap_trainable_percent": 29.7824, "tap_gib": 0.8357},
+             "tap_total": 224_296_094.0, "tap_trainable_percent": 29.7824, "tap_gib": 0.8357,
+             "tap_seconds": 79.39},
 }
 MIB, GIB = 2**20, 2**30
 
 
-def summarize(config: Config) -> dict[str, Any]:
-    """Count the server's model and every kind of client's, all fp32 in ``bytes``."""
-    federation = load_federation(config.federation)
+def summarize(config: Config, federation: FederationFile | None = None) -> dict[str, Any]:
+    """Count the server's model and every kind of client's, all fp32 in ``bytes``.
+
+    ``federation`` is what the configuration names, where that has been read before.
+    """
+    federation = federation or load_federation(config.federation)
     tasks = federation.task_table()
     server = _count(config, tasks)
     blocks = server["blocks"]
@@ -44,9 +50,14 @@ def summarize(config: Config) -> dict[str, Any]:
         "trainable": server["trainable"], "frozen": server["frozen"],
         "bytes": 4 * server["total"], "blocks": blocks, "clients": clients,
         "mean": _mean(clients),
-        "paper": PAPER.get(config.foundation.name)
-        if config.backbone.kind == "routed" and config.backbone.layers_per_stage == 1 else None,
+        "paper": PAPER.get(config.foundation.name) if _is_the_papers(config) else None,
     }
+
+
+def _is_the_papers(config: Config) -> bool:
+    """Return whether the model has the shape of the paper's memory table."""
+    return (config.backbone.kind == "routed" and config.backbone.layers_per_stage == 1
+            and config.foundation.architecture is None)
 
 
 def _mean(clients: list[dict[str, Any]]) -> dict[str, float]:

@@ -33,6 +33,10 @@ class Personalizer(Configurable):
                        trained: BlockState, losses: Losses) -> None:
         """See the client's W, as received and just trained, and the loss of every task seen."""
 
+    def current(self, client: Client, round_: int) -> BlockState | None:
+        """Return X as it is after a round, to be evaluated on the way; None if there is none."""
+        return None
+
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
         """Return the client's personal model, given its final W."""
         raise NotImplementedError

@@ -93,6 +93,11 @@ class Tap(Personalizer):
         """
         return None if type(self).__module__ == __name__ else self.name
 
+    def current(self, client: Client, round_: int) -> BlockState | None:
+        """Return X as stage 1 has left it."""
+        kept = self.load(client, before=round_ + 1)
+        return kept[0] if kept else None
+
     # Stage 2: knowledge distillation, once, after federation.
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
         """Train W for P steps; then X for P steps with W as its teacher, or as ``end`` says."""

@@ -14,6 +14,7 @@ from typing import Any
 from tapfl.errors import TapflError
 from tapfl.events import (
     ClientFinished,
+    Curve,
     DataPrepared,
     Diverged,
     Event,
@@ -181,7 +182,7 @@ class _TensorBoard(Display):
         # The folder is made when there is something to write.
         self._make: Any = SummaryWriter
         self._folder, self._writer = folder, None
-        self._personal: dict[tuple[str, str], list[float]] = {}
+        self._means: dict[str, list[float]] = {}  # of the round under way, by name
         self._counts = {"replacements": 0, "refused": 0}
 
     def __call__(self, event: Event) -> None:
@@ -190,7 +191,10 @@ class _TensorBoard(Display):
                 self._writer = self._writer or self._make(str(self._folder))
             case PersonalLosses():
                 for task, loss in event.losses.items():
-                    self._personal.setdefault((event.method, task), []).append(loss)
+                    self._count(f"{event.method}/personal_loss/{task}", loss)
+            case Curve():
+                for metric, value in event.values.items():
+                    self._count(f"{event.method}/curve/{event.task}/{metric}", value)
             case Replacement():
                 self._counts["replacements"] += 1
             case Refused():
@@ -198,16 +202,18 @@ class _TensorBoard(Display):
             case RoundEnded():
                 self._round(event)
 
+    def _count(self, name: str, value: float) -> None:
+        self._means.setdefault(name, []).append(value)
+
     def _round(self, event: RoundEnded) -> None:
         """Write a round: means over its clients."""
         for task, loss in event.losses.items():
             self._writer.add_scalar(f"{event.method}/loss/{task}", loss, event.round)
-        for (method, task), losses in self._personal.items():
-            self._writer.add_scalar(f"{method}/personal_loss/{task}", sum(losses) / len(losses),
-                                    event.round)
+        for name, values in self._means.items():
+            self._writer.add_scalar(name, sum(values) / len(values), event.round)
         for what, count in self._counts.items():
             self._writer.add_scalar(f"{event.method}/{what}", count, event.round)
-        self._personal, self._counts = {}, dict.fromkeys(self._counts, 0)
+        self._means, self._counts = {}, dict.fromkeys(self._counts, 0)
 
     def close(self) -> None:
         if self._writer is not None:

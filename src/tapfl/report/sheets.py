@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, METRIC_ORDER, metric_kind
 from tapfl.report.paper import DATASETS, PLAIN_AVERAGES, published
 from tapfl.tasks import IMAGE_GENERATION, KINDS, TEXT_CLASSIFICATION, TEXT_GENERATION
@@ -20,7 +21,6 @@ Rows = Sequence[Mapping[str, Any]]  # as read_results returns them
 Table = dict[tuple[str, str], dict[str, "Cell"]]  # (dataset, metric) -> method -> cell
 
 UNRANKED = 0
-CONSTANT = "constant"  # the method that gives everyone the same answer: a yardstick, no rival
 PAPER = "paper"
 OURS = ""
 OTHER = "classification"  # of images or texts: results alone do not say

@@ -67,6 +67,9 @@ def card_of(folder: Path, client: str | None, model: str = PERSONAL,
         raise TapflError(f"{folder}: this run is not complete; finish it with: "
                          f"tapfl run --resume --out {folder}")
     config, file = record.config, record.federation
+    if not config.checkpoint.models:
+        raise TapflError(f"{folder}: this run kept no models (checkpoint.models: false); expected "
+                         "one that did")
     if client is None:
         raise TapflError(f"--client: expected one of {', '.join(_ids(config, file)[:12])}")
     check_name(client, "--client")

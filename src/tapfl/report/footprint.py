@@ -1,0 +1,199 @@
+"""What a run costs: a client's parameters and memory, stage 2, traffic. Beside the paper's table.
+
+Everything comes from run.json and events.jsonl; parameters are counted again from the recorded
+configuration, client by client, without weights.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapfl.engine.record import RunRecord, read_record
+from tapfl.errors import TapflError
+from tapfl.events import RoundEnded
+from tapfl.methods import federated_runs, method_specs
+from tapfl.model.summary import GIB, MIB, PAPER, summarize
+
+BYTES = 4  # of a parameter that trains, and travels: fp32
+TAP = ("tap", "tap-nokd")  # personalizers that keep a second copy of what trains
+COLUMNS = ("run", "model", "setting", "mean parameters", "trainable %", "memory GiB",
+           "stage 2 s/client", "up MiB/round", "down MiB/round", "round s", "host GiB", "GPU GiB")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a federated run sent in its rounds, in bytes.
+
+    ``blocks`` are the bytes of the updates that counted, block by block.
+    """
+
+    rounds: int
+    seconds: float
+    up: int
+    down: int
+    blocks: Mapping[str, int]
+
+    def per_round(self, total: float) -> float:
+        """Return a mean over the rounds."""
+        return total / self.rounds if self.rounds else 0.0
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The costs of one run.
+
+    ``mean`` is the mean client, as in the paper's table: without TAP, and under ``tap_`` with its
+    second copy of what trains. ``blocks`` are the bytes of every block. ``traffic`` belongs to a
+    federated run, ``seconds`` (of a client's final model) to a method.
+    """
+
+    name: str
+    foundation: str
+    mean: Mapping[str, float]
+    blocks: Mapping[str, int]
+    memory: Mapping[str, int]
+    traffic: Mapping[str, Traffic]
+    seconds: Mapping[str, float]
+    tap: tuple[tuple[str, str], ...]  # methods with TAP, and the federated runs they watch
+    paper: Mapping[str, float] | None
+
+    @property
+    def added(self) -> float:
+        """TAP's additional parameters: those of the mean client."""
+        return self.mean["tap_total"] - self.mean["total"]
+
+
+def footprint(folder: Path) -> Footprint:
+    """Put together what a complete run has cost."""
+    record = read_record(folder)
+    if not record.finished:
+        raise TapflError(f"{folder}: this run is not complete; finish it with: "
+                         f"tapfl run --resume --out {folder}")
+    summary = summarize(record.config, record.federation)
+    blocks = {block: BYTES * count for block, count in _parameters(record).items()}
+    runs = federated_runs(method_specs(record.config))
+    return Footprint(
+        folder.resolve().name, record.config.foundation.name, summary["mean"], blocks,
+        record.memory, _traffic(folder, blocks),
+        {method: value for times in record.times.values()
+         for method, value in times.per_client_final.items()},
+        tuple((spec.name, run.name) for run in runs for spec in run.personal
+              if spec.personalizer in TAP), summary["paper"])
+
+
+def _parameters(record: RunRecord) -> dict[str, int]:
+    """Return the size of every block, with those that single methods have beside the others."""
+    found = dict(record.parameters["blocks"])
+    for more in record.parameters.get("methods", {}).values():
+        found |= more["blocks"]
+    return found
+
+
+def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
+    """Add up what the rounds of every federated run have sent."""
+    sums: dict[str, Traffic] = {}
+    path, number = folder / "events.jsonl", 0
+    try:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                number += 1
+                event = json.loads(line)
+                if event["event"] == RoundEnded.kind:
+                    before = sums.get(event["method"], Traffic(0, 0.0, 0, 0, {}))
+                    sums[event["method"]] = _with_round(before, event, blocks)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TapflError(f"{path}, line {number}: not the events of a run "
+                         f"({type(error).__name__}: {error})") from None
+    return sums
+
+
+def _with_round(before: Traffic, event: Mapping[str, Any], blocks: Mapping[str, int]) -> Traffic:
+    up = {name: before.blocks.get(name, 0) + len(clients) * blocks[name]
+          for name, clients in event["contributors"].items()}
+    return Traffic(before.rounds + 1, before.seconds + event["seconds"],
+                   before.up + event["bytes_up"], before.down + event["bytes_down"],
+                   {**before.blocks, **up})
+
+
+# For people
+
+Row = dict[str, str]
+
+
+def rows(footprints: Sequence[Footprint]) -> list[Row]:
+    """Return the paper's memory table for some runs, and the paper's own rows at the end."""
+    found = [row for each in footprints for row in _rows(each)]
+    papers = {each.foundation: each.paper for each in footprints if each.paper is not None}
+    for name in papers:
+        paper = PAPER[name]
+        found += [_sizes("paper", name, "no TAP", paper, ""),
+                  {**_sizes("paper", name, "TAP", paper, "tap_"),
+                   "stage 2 s/client": f"{paper['tap_seconds']:.2f}"}]
+    return found
+
+
+def _rows(each: Footprint) -> list[Row]:
+    """Return a row for every federated run, and one for every method with TAP on it."""
+    peak = {column: f"{each.memory[key] / GIB:.2f}" if key in each.memory else ""
+            for column, key in (("host GiB", "peak_rss"), ("GPU GiB", "peak_cuda"))}
+    found = []
+    for run, traffic in each.traffic.items():
+        sent = {"up MiB/round": f"{traffic.per_round(traffic.up) / MIB:.1f}",
+                "down MiB/round": f"{traffic.per_round(traffic.down) / MIB:.1f}",
+                "round s": f"{traffic.per_round(traffic.seconds):.2f}", **peak}
+        found.append({**_sizes(each.name, each.foundation, run, each.mean, ""), **sent})
+        for method, watched in each.tap:
+            if watched == run:
+                took = f"{each.seconds[method]:.2f}" if method in each.seconds else ""
+                found.append({**_sizes(each.name, each.foundation, method, each.mean, "tap_"),
+                              "stage 2 s/client": took, **sent})
+    return found
+
+
+def _sizes(run: str, model: str, setting: str, mean: Mapping[str, float], kind: str) -> Row:
+    return {**dict.fromkeys(COLUMNS, ""), "run": run, "model": model, "setting": setting,
+            "mean parameters": f"{mean[f'{kind}total']:,.0f}",
+            "trainable %": f"{mean[f'{kind}trainable_percent']:.2f}",
+            "memory GiB": f"{mean[f'{kind}gib']:.4f}"}
+
+
+def block_rows(each: Footprint) -> list[Row]:
+    """Return a row for every block: its size, and what a round sends of it on average."""
+    found = []
+    for run, traffic in each.traffic.items():
+        for name, sent in sorted(traffic.blocks.items()):
+            found.append({"run": each.name, "federated run": run, "block": name,
+                          "MiB": f"{each.blocks[name] / MIB:.3f}",
+                          "up MiB/round": f"{traffic.per_round(sent) / MIB:.3f}"})
+    return found
+
+
+def render(table: Sequence[Row], form: str) -> str:
+    """Return rows as ``markdown``, ``latex`` or ``csv``."""
+    columns = list(table[0]) if table else list(COLUMNS)
+    lines = [columns, *([row[column] for column in columns] for row in table)]
+    if form == "csv":
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(
+            [[cell.replace(",", "") for cell in line] for line in lines])
+        return out.getvalue().rstrip("\n")
+    if form == "latex":
+        return "\n".join([f"\\begin{{tabular}}{{{'l' * min(3, len(columns))}"
+                          f"{'r' * max(0, len(columns) - 3)}}}", r"\toprule", _latex(lines[0]),
+                          r"\midrule", *map(_latex, lines[1:]), r"\bottomrule",
+                          r"\end{tabular}"])
+    if form != "markdown":
+        raise TapflError(f"--format {form}: expected markdown, latex or csv")
+    text = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([text[0], "|" + "---|" * len(columns), *text[1:]])
+
+
+def _latex(cells: Sequence[str]) -> str:
+    special = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#"}
+    return " & ".join("".join(special.get(c, c) for c in cell) for cell in cells) + r" \\"

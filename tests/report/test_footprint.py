@@ -1,0 +1,124 @@
+"""What a run has cost, counted again."""
+
+import csv
+import dataclasses
+import io
+import json
+import shutil
+
+import pytest
+
+from tapfl.cli import main
+from tapfl.config import load_config
+from tapfl.engine.run import run
+from tapfl.errors import TapflError
+from tapfl.model.summary import PAPER, summarize
+from tapfl.report.footprint import block_rows, footprint, render, rows
+from tests.engine.test_resume import Stop
+from tests.experiment import read_events, tiny_experiment
+
+
+@pytest.fixture(scope="module")
+def paid(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("paid")
+    config = tiny_experiment(folder, methods=["tap", "feddat", "fedavg+post"],
+                             train={"rounds": 3, "local_steps": 1}, post={"steps": 1})
+    with pytest.raises(KeyboardInterrupt):
+        run(config, folder / "out", notify=Stop(at_client=2))
+    run(config, folder / "out", resume=True)
+    return config, folder / "out"
+
+
+def test_times_of_a_run_that_was_interrupted(paid):
+    _, out = paid
+    record = json.loads((out / "run.json").read_text())
+    assert set(record["times"]) == {"fedavg", "feddat"}
+    for name, times in record["times"].items():
+        rounds = [e["seconds"] for e in read_events(out, "round") if e["method"] == name]
+        assert times["rounds"] == pytest.approx(sum(rounds))
+        assert max(times["per_client_final"].values()) > 0
+        assert 4 * sum(times["per_client_final"].values()) < times["final"]
+    assert set(record["times"]["fedavg"]["per_client_final"]) == {"tap", "fedavg+post"}
+    assert set(record["times"]["feddat"]["per_client_final"]) == {"feddat"}
+
+
+def test_the_mean_client_is_that_of_tapfl_model(paid):
+    config, out = paid
+    found = footprint(out)
+    assert found.mean == summarize(config)["mean"]
+    trained = [c["trainable"] for c in summarize(config)["clients"]]
+    assert found.added == pytest.approx(sum(trained) / len(trained))
+    (out.parent / "federation.yaml").rename(out.parent / "moved.yaml")
+    try:
+        assert footprint(out) == found  # the record knows the federation
+    finally:
+        (out.parent / "moved.yaml").rename(out.parent / "federation.yaml")
+
+
+def test_traffic_is_that_of_the_events(paid):
+    _, out = paid
+    found = footprint(out)
+    for name in ("fedavg", "feddat"):
+        events = [e for e in read_events(out, "round") if e["method"] == name]
+        traffic = found.traffic[name]
+        assert traffic.rounds == 3
+        assert traffic.up == sum(e["bytes_up"] for e in events)
+        assert traffic.down == sum(e["bytes_down"] for e in events)
+        # No update was refused: block by block it is the same sum.
+        assert sum(traffic.blocks.values()) == traffic.up
+    assert any(name.startswith("adapter/shared") for name in found.traffic["feddat"].blocks)
+    assert not any("local" in name for name in found.traffic["feddat"].blocks)  # never sent
+
+
+def test_rows_and_formats(paid, capsys):
+    _, out = paid
+    found = footprint(out)
+    table = rows([found])
+    assert [row["setting"] for row in table[:3]] == ["fedavg", "tap", "feddat"]
+    assert table[1]["stage 2 s/client"] == f"{found.seconds['tap']:.2f}"
+    assert table[0]["stage 2 s/client"] == ""
+    assert main(["footprint", str(out), str(out), "--format", "csv"]) == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert float(lines[1]["mean parameters"]) == round(found.mean["tap_total"])
+    assert lines[0] == lines[3]
+    assert {line["run"] for line in lines} == {"out"}  # the paper has no model of this shape
+    full = dataclasses.replace(found, paper=PAPER["flava"])
+    lines = list(csv.DictReader(io.StringIO(render(rows([full, full]), "csv"))))
+    # Two runs, then the paper's rows, once.
+    assert [line["run"] for line in lines] == ["out"] * 6 + ["paper"] * 2
+    assert [line["stage 2 s/client"] for line in lines[-2:]] == ["", "153.54"]
+    assert float(lines[-1]["mean parameters"]) == round(PAPER["flava"]["tap_total"])
+    assert main(["footprint", str(out), "--blocks"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 2 + len(block_rows(found))
+    latex = render(table, "latex").splitlines()
+    assert latex[0] == r"\begin{tabular}{lllrrrrrrrrr}"
+    assert r"trainable \%" in latex[2]
+    assert all(line.count("&") == 11 and line.endswith(r"\\") for line in latex[4:-2])
+
+
+def test_the_papers_rows_are_the_papers():
+    paper = summarize(load_config("vilt"))["paper"]
+    assert paper["tap_seconds"] == 79.39
+    assert paper["tap_total"] - paper["total"] == 38_124_175
+
+
+def test_bad_input(tmp_path, paid):
+    _, out = paid
+    with pytest.raises(TapflError, match="--format word: expected"):
+        render([], "word")
+    with pytest.raises(TapflError, match="not a readable record"):
+        footprint(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(out, copy)
+    with (copy / "events.jsonl").open("a") as file:
+        file.write("[1]\n")
+    with pytest.raises(TapflError, match=r"events\.jsonl, line \d+: not the events of a run"):
+        footprint(copy)
+    (copy / "events.jsonl").unlink()
+    with pytest.raises(TapflError, match="not the events of a run"):
+        footprint(copy)
+    record = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps(record | {"finished": False}))
+    with pytest.raises(TapflError, match="not complete"):
+        footprint(copy)
