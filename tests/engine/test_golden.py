@@ -38,16 +38,25 @@ METHODS = {
     ("perfedavg", "routed"): [3.750425, 3.715915, 3.499393, 2.991770, 2.850631, 2.590188],
     ("disentafl", "routed"): [3.817585, 3.670889, 3.555998, 2.995705, 2.881310, 2.681572],
     ("feddat", "routed"): [3.838816, 3.667158, 3.574299, 2.996209, 2.883358, 2.661158],
+    ("fedprox", "routed"): [3.817350, 3.671761, 3.558102, 2.996073, 2.887157, 2.705622],
+    ("fedper", "routed"): [3.817350, 3.643817, 3.496718, 2.995413, 2.841997, 2.655342],
+    ("fedrep", "routed"): [3.737993, 3.589781, 3.466915, 3.020198, 2.895618, 2.784611],
+    ("fedala", "routed"): [3.817350, 3.670918, 3.552520, 2.995413, 2.881261, 2.679880],
     ("local", "standard"): [3.822017, 3.648307, 3.474849, 2.994733, 2.813227, 2.638747],
     ("fedavg", "standard"): [3.822017, 3.676123, 3.533657, 2.994733, 2.852720, 2.667029],
     ("perfedavg", "standard"): [3.762142, 3.701988, 3.491928, 2.992624, 2.838474, 2.623637],
     ("disentafl", "standard"): [3.822117, 3.676084, 3.536402, 2.994765, 2.853399, 2.677023],
     ("feddat", "standard"): [3.818144, 3.673330, 3.591382, 2.995998, 2.859310, 2.678019],
+    ("fedprox", "standard"): [3.822017, 3.676907, 3.539174, 2.995397, 2.855829, 2.691782],
+    ("fedper", "standard"): [3.822017, 3.648686, 3.479433, 2.994733, 2.813455, 2.636732],
+    ("fedrep", "standard"): [3.746142, 3.576551, 3.467690, 3.020830, 2.882369, 2.774298],
+    ("fedala", "standard"): [3.822017, 3.676046, 3.533505, 2.994733, 2.852720, 2.666884],
 }
 
 
 @pytest.mark.parametrize("backbone", ["routed", "standard"])
-@pytest.mark.parametrize("method", ["local", "fedavg", "perfedavg", "disentafl", "feddat"])
+@pytest.mark.parametrize("method", ["local", "fedavg", "perfedavg", "disentafl", "feddat",
+                                    "fedprox", "fedper", "fedrep", "fedala"])
 def test_golden_losses_of_every_method(tmp_path, method, backbone):
     config = tiny_experiment(tmp_path, methods=[f"{method}+tap"], train={"rounds": 3, "cohort": 4},
                              backbone={"kind": backbone})
