@@ -18,7 +18,7 @@ from typing import Any
 from tapfl import __version__
 from tapfl.bench.command import add_bench
 from tapfl.errors import TapflError
-from tapfl.experiments.command import add_reproduce
+from tapfl.experiments.command import add_places, add_reproduce, run_seeds
 
 Verbs = Any  # argparse's collection of subparsers
 
@@ -113,10 +113,15 @@ def _add_run(verbs: Verbs) -> None:
         ["tapfl run quickstart",
          "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",
          "tapfl run --resume --out runs/longer",
+         "tapfl run quickstart --seeds 41,42,43 --out runs/three",
          "tapfl run quickstart --set 'methods=[fedavg, disentafl+tap]'"])
     _add_config(verb, optional=True)
     verb.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/PRESET)")
     verb.add_argument("--seed", type=int, metavar="N", help="the experiment's seed")
+    verb.add_argument("--seeds", metavar="N,N,...",
+                      help="run once for each seed, into DIR/seedN, and print one table; --devices "
+                           "and --jobs say where")
+    add_places(verb)
     verb.add_argument("--data", metavar="DIR",
                       help="a folder that mirrors the hub's data sets, DIR/owner/name "
                            "(TAPFL_DATA by default; without either, the hub itself)")
@@ -146,6 +151,12 @@ def _run(options: argparse.Namespace) -> None:
     if options.preset is None and not (options.resume and options.out):
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
     config = _run_config(options)
+    if options.seeds is not None:
+        if options.preset is None or options.seed is not None:
+            raise TapflError("--seeds: expected a preset or a file, and no --seed")
+        run_seeds(config, options.out or Path("runs") / f"{Path(options.preset).stem}-seeds",
+                  options, options.modules or _beside(options.preset))
+        return
     out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
     display = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
     try:

@@ -31,7 +31,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question, and the parts of its answer. ``paper`` names the paper's table, if it has one.
+    """A question, and the parts of its answer. ``paper`` ends the name of the paper's figures.
 
     ``layout`` says what is written: a ``table`` of each part, or something of its own.
     """
@@ -48,7 +48,7 @@ class Model:
     """A preset, and what it is changed to for each scale."""
 
     preset: str
-    paper: str | None  # whose published figures stand beside it
+    paper: str  # whose published figures stand beside it
     paper_scale: Values
     small_scale: Values
     sizes: tuple[int | None, ...]  # training samples of a data set, for the experiment ``data``
@@ -66,11 +66,11 @@ _SHORT: Values = {"train": {"rounds": 40, "warmup_rounds": 8}, "data": {"train":
 _SIZES = (300, 1000, 3000, 10000, None)
 _FEW: Values = {"federation": {"groups": 3}, "train": {"cohort": 3}}
 MODELS = {
-    "flava": Model("flava", "FLAVA", {}, _SHORT, _SIZES, _FEW),
-    "vilt": Model("vilt", "ViLT", {}, _SHORT, _SIZES, _FEW),
-    "offline-pair": Model("offline-pair", "FLAVA", {}, _SHORT, _SIZES, _FEW),
+    "flava": Model("flava", "flava", {}, _SHORT, _SIZES, _FEW),
+    "vilt": Model("vilt", "vilt", {}, _SHORT, _SIZES, _FEW),
+    "offline-pair": Model("offline-pair", "flava", {}, _SHORT, _SIZES, _FEW),
     # In the miniature world, too, a client shall read its data about once, as in the paper.
-    "mini": Model("miniature", "FLAVA", {"data": {"train": 2400}}, {
+    "mini": Model("miniature", "flava", {"data": {"train": 2400}}, {
         "data": {"train": 800, "test": 40}, "federation": {"groups": 1},
         "train": {"rounds": 16, "local_steps": 4, "warmup_rounds": 4}, "post": {"steps": 8}},
         (150, 300, 600, 1200, 2400, 4800), _FEW)}
@@ -92,9 +92,9 @@ def _margins(low: float, high: float) -> Values:
         "text_generation": high}}}
 
 
-MARGINS = {f"tap-{low}-{high}": _margins(low, high)
-           for low, high in ((0.01, 0.04), (0.02, 0.05), (0.05, 0.1))}
-# The KL of a text summed over its tokens, of an image over its rows: about what stronger weights do.
+MARGINS = {f"tap-margins-{low}-{high}": _margins(low / 100, high / 100)
+           for low, high in ((1, 4), (2, 5), (5, 10))}
+# About what summing the KL over a text's tokens and an image's rows, in place of the mean, does.
 STRONG_KD = {"tap-kd-strong": {"of": "tap", "tap": {"distill_weights": {
     "text_generation": 20.0, "image_generation": 0.4}}}}
 RULES = {"tap-gradient": {"of": "tap", "tap": {"criterion": "gradient"}},
@@ -116,25 +116,25 @@ def _skewed(alpha: float | None, more: Values | None = None) -> Values:
 
 def _main(model: Model, small: bool) -> Experiment:
     return Experiment("main", "Which method is best?",
-                      (Part("All methods", PAPER_ROWS + MORE_ROWS),), paper="main")
+                      (Part("All methods", PAPER_ROWS + MORE_ROWS),), paper="")
 
 
 def _kd(model: Model, small: bool) -> Experiment:
     return Experiment("kd", "Does distillation help TAP's second stage?", (
         Part("With, without and with stronger distillation", ("tap", "tap-nokd", *STRONG_KD),
-             variants=STRONG_KD),), paper="kd")
+             variants=STRONG_KD),), paper="")
 
 
 def _margin(model: Model, small: bool) -> Experiment:
     return Experiment("margins", "How much do TAP's margins matter?", (
-        Part("Margins (image generation and text classification / the others)",
-             ("tap", *MARGINS), variants=MARGINS),), paper="margin")
+        Part("Margins in hundredths: of image generation and text classification, of the others",
+             ("tap", *MARGINS), variants=MARGINS),), paper="-margins")
 
 
 def _2p(model: Model, small: bool) -> Experiment:
     return Experiment("2p", "Is TAP better than post-training with as many steps?", (
         Part("As many steps after federation",
-             ("fedavg+post2", "disentafl+post2", "tap", "tap-soft")),), paper="2p")
+             ("fedavg+post2", "disentafl+post2", "tap", "tap-soft")),), paper="")
 
 
 def _standard(model: Model, small: bool) -> Experiment:
@@ -142,14 +142,14 @@ def _standard(model: Model, small: bool) -> Experiment:
             "tap-soft")
     return Experiment("standard", "What does the routed backbone bring?", (
         Part("A standard transformer as backbone", rows, {"backbone": {"kind": "standard"}}),
-        Part("The routed backbone", rows)), paper="unified")
+        Part("The routed backbone", rows)), paper="-standard")
 
 
 def _deep(model: Model, small: bool) -> Experiment:
     return Experiment("deep", "Does a deeper backbone change the order?", (
         Part("Two layers in each stage", ("fedavg", "fedavg+post", "feddat", "feddat+post", "tap",
                                           "tap-soft"), {"backbone": {"layers_per_stage": 2}}),),
-        paper="deep")
+        paper="-deep")
 
 
 def _clients100(model: Model, small: bool) -> Experiment:
@@ -157,14 +157,14 @@ def _clients100(model: Model, small: bool) -> Experiment:
                                                "train": {"cohort": 5}}
     title = "More clients" if small else "100 clients, five in a round"
     return Experiment("clients100", "Do the results hold with many clients?",
-                      (Part(title, FAMILY, changes),), paper="100clients")
+                      (Part(title, FAMILY, changes),), paper="-100")
 
 
 def _validation(model: Model, small: bool) -> Experiment:
     tap = {"tap-validation": HELD_OUT_RULES["tap-validation"]}
     return Experiment("validation", "Should TAP compare losses on held-out data?", (
         Part("10% of each client's data held out", (*PAPER_ROWS[1:], *tap), HOLDOUT, tap),),
-        paper="val")
+        paper="-validation")
 
 
 def _footprint(model: Model, small: bool) -> Experiment:

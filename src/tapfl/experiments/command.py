@@ -24,8 +24,8 @@ def add_reproduce(verbs: Verbs) -> None:
             "Make the tables of experiments: the paper's (main, kd, margins, 2p, standard, deep,\n"
             "clients100, validation, footprint, replacements, significance) and ours (criteria,\n"
             "skew, data, faults), or all. Writes DIR/EXPERIMENT.md, .tex and .csv and keeps the\n"
-            "runs below DIR/runs. The plan is printed first. Experiments share runs, what is there\n"
-            "is not run again, and a plan that was interrupted goes on where it stopped."),
+            "runs below DIR/runs. The plan is printed first. Experiments share runs; what is\n"
+            "there is not run again; a plan that was interrupted goes on where it stopped."),
         epilog="examples:\n"
                "  tapfl reproduce all --model mini --scale small --seeds 41,42\n"
                "  tapfl reproduce main criteria --model offline-pair --data DIR --dry-run\n"

@@ -13,17 +13,18 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tapfl.config import Config
 from tapfl.engine.record import FILE, RunRecord, code_digest, read_record
-from tapfl.engine.results import read_results
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.methods import PERSONAL_SECTIONS, MethodSpec, folder_name, method_specs
 
-# What results do not depend on: where and how fast it is computed.
-ASIDE = {"methods": True, "variants": True, "own": True, "checkpoint": True, "speed": True,
-         "threads": True, "data": {"folder"}}
+# What a federated run's results do not depend on: where and how fast it is computed, and who
+# watches.
+ASIDE: Any = {**dict.fromkeys(("methods", "variants", "own", "checkpoint", "speed", "threads",
+                               *PERSONAL_SECTIONS), True), "data": {"folder"}}
 FOLDER = re.compile(r".*-([0-9a-f]{10})-([0-9a-f]{6})(-\d+)?")
 
 
@@ -94,8 +95,7 @@ def needed_models(part: Part, model: Model, small: bool, seed: int, data: Path |
 
 def keys(spec: MethodSpec, files: str = "") -> tuple[str, str]:
     """Return the hashes of a method's federated run and of its model."""
-    settings = spec.config.model_dump(mode="json", exclude={
-        **ASIDE, **dict.fromkeys(PERSONAL_SECTIONS, True)})
+    settings = spec.config.model_dump(mode="json", exclude=ASIDE)
     base = _hash([settings, spec.federated, spec.config.own.get(
         spec.federated.partition(":")[2], {}), files])
     if not spec.personalizer:
@@ -218,24 +218,3 @@ def _other_name(name: str, taken: Sequence[str]) -> str:
     while f"{clean}-{number}" in taken:
         number += 1
     return f"{clean}-{number}"
-
-
-# What a plan's runs have found
-
-def rows_of(plan: Plan, experiment: int, part: int) -> list[dict[str, object]]:
-    """Return the results of a part, all seeds together, under the part's names of its methods.
-
-    Rows of the constant answer come along once for each seed.
-    """
-    rows: list[dict[str, object]] = []
-    for (e, p, _), models in plan.needed.items():
-        if (e, p) != (experiment, part):
-            continue
-        for index, model in enumerate(models):
-            folder, name = plan.there[model.key]
-            for row in read_results(folder / "results.csv"):
-                if row["method"] == name:
-                    rows.append({**row, "method": model.spec.name})
-                elif row["method"] == "constant" and index == 0:
-                    rows.append(dict(row))
-    return rows

@@ -58,7 +58,7 @@ class Beside(Personalizer):
         config, rounds = self.context.config, self.context.config.train.rounds
         w = final.subset(self.method.owned(client))
         own, notes = self._kept(client, rounds, w)
-        end, after, seen = self._train(client, own, self.step(w, w, notes),
+        end, after, seen = self._train(self.after(client), own, self.step(w, w, notes),
                                        self.finish * config.post.steps, config.post_lr, rounds,
                                        "post")
         model = self.model(end, after, w)

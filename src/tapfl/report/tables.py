@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tapfl.errors import TapflError
+from tapfl.evaluation.constant import CONSTANT
 from tapfl.report import formats
-from tapfl.report.sheets import CONSTANT, Rows, Sheet, build, split
+from tapfl.report.sheets import Rows, Sheet, build, split
 
 FORMATS = ("terminal", "markdown", "latex", "csv")
 WIDTH = 4

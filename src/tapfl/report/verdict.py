@@ -133,6 +133,13 @@ def verdict(folders: Sequence[Path], method: str | None = None, against: Sequenc
         all(gains.scores))
 
 
+def compare(runs: Sequence[Run], method: str, others: Sequence[str],
+            points: float = MARGIN_POINTS, mse: float = MARGIN_MSE) -> tuple[Comparison, ...]:
+    """Return how a method compares with others, data set by data set."""
+    gains = _Gains(runs, method, [run.scores([method, *others]) for run in runs])
+    return _comparisons(gains, others, points, mse)
+
+
 @dataclass(frozen=True)
 class _Gains:
     """What a method gains over others, run by run."""

@@ -1,0 +1,213 @@
+"""Write an experiment down: NAME.md to read, NAME.tex for a paper, NAME.csv to compute with."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfl.engine.files import replacing
+from tapfl.evaluation.metrics import GENERAL, METRIC_ORDER, metric_kind
+from tapfl.evaluation.significance import ALPHA, welch
+from tapfl.experiments.catalogue import FAMILY, Experiment, Model, Part
+from tapfl.experiments.plan import Plan
+from tapfl.experiments.results import SeedOfPart, seeds_of
+from tapfl.report.footprint import block_rows, footprint
+from tapfl.report.footprint import render as render_rows
+from tapfl.report.footprint import rows as footprint_rows
+from tapfl.report.paper import SETTINGS
+from tapfl.report.tables import render
+from tapfl.report.verdict import Comparison, compare, sign
+
+Table = list[dict[str, str]]
+OURS = ("tap", "tap-soft")  # whose verdicts against all others are given
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part in three formats."""
+
+    title: str
+    markdown: str
+    latex: str
+    csv: str
+
+
+def write_experiment(plan: Plan, number: int, experiment: Experiment, model: Model, out: Path,
+                     paper: bool = False) -> list[Path]:
+    """Write the experiment's files; return their paths."""
+    setting = f"{model.paper}{experiment.paper}" if paper and experiment.paper is not None else None
+    if setting not in SETTINGS:
+        setting = None
+    sections: list[Section] = []
+    seeds: list[SeedOfPart] = []
+    for index, part in enumerate(experiment.parts):
+        seeds = seeds_of(plan, number, index)
+        sections += _LAYOUTS[experiment.layout](part, seeds, setting)
+    if experiment.layout == "leads":
+        sections.insert(0, _leads(plan, number, experiment))
+    heading = f"{experiment.name}: {experiment.question}"
+    texts = {
+        "md": "\n\n".join([f"# {heading}", _provenance(seeds),
+                           *(f"## {s.title}\n\n{s.markdown}" for s in sections)]),
+        "tex": "\n\n".join([f"% {heading}", *(f"% {s.title}\n{s.latex}" for s in sections)]),
+        "csv": _joined_csv(sections)}
+    out.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for ending, text in texts.items():
+        paths.append(out / f"{experiment.name}.{ending}")
+        with replacing(paths[-1]) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    return paths
+
+
+def _provenance(seeds: Sequence[SeedOfPart]) -> str:
+    """Say where the figures come from."""
+    record = seeds[0].record
+    facts = record.environment
+    where = facts.get("gpu", f"CPU, {record.threads} thread(s)")
+    base = " The foundation has random weights." if record.random_weights else ""
+    return (f"Seeds {', '.join(str(s.record.seed) for s in seeds)}; {record.clients} clients, "
+            f"{record.config.train.rounds} rounds, P = {record.config.post.steps}. Made by tapfl "
+            f"{facts['tapfl']} (code {facts.get('code', 'unknown')[:6]}) with torch "
+            f"{facts['torch']} on {where}.{base} Mean ± deviation over clients and seeds.")
+
+
+def _joined_csv(sections: Sequence[Section]) -> str:
+    """Return all parts as one CSV, with the part's title in a column of its own."""
+    rows: list[dict[str, str]] = []
+    for section in sections:
+        rows += [{"part": section.title, **row} for row in csv.DictReader(
+            section.csv.splitlines())]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(columns), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().rstrip("\n")
+
+
+def _section(title: str, table: Table) -> Section:
+    return Section(title, *(render_rows(table, form) for form in ("markdown", "latex", "csv")))
+
+
+# Layouts: what is written of a part
+
+def _table(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
+    rows = [row for seed in seeds for row in seed.rows]
+    return [Section(part.title, *(render(rows, part.methods, form, setting)
+                                  for form in ("markdown", "latex", "csv")))]
+
+
+def _verdicts(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
+    """The table, then for each rule whether it is better than FedAvg + 2P."""
+    against = "fedavg+post2"
+    others = [method for method in part.methods if method not in (against, "fedavg")]
+    found = [c for method in others for c in _first(compare(seeds, method, [against]))]
+    return [*_table(part, seeds, setting),
+            _section(f"{part.title}: against FedAvg + 2P", _verdict_table(found))]
+
+
+def _significance(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
+    """The paper's Welch shares, then verdicts from pairs."""
+    sections = [_section("Share of metrics on which TAP is better by Welch's test, p < 0.05, as in "
+                         "the paper", _welch_shares(part, seeds))]
+    for method in OURS:
+        others = [other for other in part.methods if other != method]
+        found = _first(compare(seeds, method, others))
+        sections.append(_section(f"{method} against each method: verdicts", _verdict_table(found)))
+    return sections
+
+
+def _welch_shares(part: Part, seeds: Sequence[SeedOfPart]) -> Table:
+    values: dict[tuple[str, str, str], list[float]] = {}
+    for seed in seeds:
+        for row in seed.rows:
+            if not row["metric"].startswith(GENERAL):
+                key = (row["method"], row["dataset"], row["metric"])
+                values.setdefault(key, []).append(row["value"])
+    # As in the paper: METEOR and BERTScore count each, word overlap and exact match do not.
+    columns = [key[1:] for key in values if key[0] == "tap"
+               and metric_kind(key[2]) not in ("token_f1", "exact_match")]
+    columns = columns or [key[1:] for key in values if key[0] == "tap"]
+    table = []
+    for method in part.methods:
+        if method != "tap":
+            tests = [(welch(values["tap", *column], values[method, *column]), column[1])
+                     for column in columns]
+            better = sum(t.p < ALPHA and sign(metric) * t.difference > 0 for t, metric in tests)
+            table.append({"method": method, "TAP better %": f"{100 * better / len(tests):.1f}",
+                          "metrics": str(len(tests))})
+    return table
+
+
+def _first(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return the comparisons by the metric that speaks for each data set."""
+    def place(metric: str) -> int:
+        kind = metric_kind(metric)
+        return METRIC_ORDER.index(kind) if kind in METRIC_ORDER else len(METRIC_ORDER)
+
+    own = [c for c in comparisons if not c.metric.startswith(GENERAL)]
+    best = {key: min(place(c.metric) for c in own if (c.against, c.dataset) == key)
+            for key in {(c.against, c.dataset) for c in own}}
+    return [c for c in own if place(c.metric) == best[c.against, c.dataset]]
+
+
+def _verdict_table(found: Sequence[Comparison]) -> Table:
+    """Return a row for each pair of methods, a column for each data set."""
+    table: dict[tuple[str, str], dict[str, str]] = {}
+    for c in found:
+        row = table.setdefault((c.method, c.against), {"method": c.method, "against": c.against})
+        digits = 3 if metric_kind(c.metric) == "mse" else 1
+        row[c.dataset] = (f"{c.verdict} {c.gain.mean:+.{digits}f} [{c.gain.low:+.{digits}f}; "
+                          f"{c.gain.high:+.{digits}f}]")
+    columns = dict.fromkeys(key for row in table.values() for key in row)
+    return [{key: row.get(key, "") for key in columns} for row in table.values()]
+
+
+def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
+    """By how much the first method of a pair is better, part by part: the experiment's answer."""
+    table: Table = []
+    for index, part in enumerate(experiment.parts):
+        seeds = seeds_of(plan, number, index)
+        for method, against in part.leads:
+            row = {"setting": part.title, "method": method, "against": against}
+            for c in _first(compare(seeds, method, [against])):
+                digits = 3 if metric_kind(c.metric) == "mse" else 1
+                row[c.dataset] = f"{c.gain.mean:+.{digits}f} ({c.verdict})"
+            table.append(row)
+    columns = dict.fromkeys(key for row in table for key in row)
+    return _section("Leads: gain of the first method over the second",
+                    [{key: row.get(key, "") for key in columns} for row in table])
+
+
+def _footprint(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
+    folders = dict.fromkeys(seed.sources[method][0] for seed in seeds for method in FAMILY)
+    costs = [footprint(folder) for folder in folders]
+    return [_section("Parameters, memory, time and traffic", footprint_rows(costs)),
+            _section("Traffic by block", block_rows(costs[0]))]
+
+
+def _replacements(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
+    """Cumulative replacements by task after ten parts of the rounds; the mean over seeds."""
+    rounds = seeds[0].record.config.train.rounds
+    marks = sorted({max(1, rounds * tenth // 10) for tenth in range(1, 11)})
+    sections = []
+    for method in part.methods:
+        counts: dict[str, list[int]] = {}
+        for seed in seeds:
+            for event in seed.events(method, "replacement"):
+                if event["round"] < rounds:
+                    counts.setdefault(event["task"], []).append(event["round"])
+        table = [{"task": task, **{f"round {mark}": f"{sum(r < mark for r in at) / len(seeds):.1f}"
+                                   for mark in marks}} for task, at in counts.items()]
+        sections.append(_section(f"Cumulative replacements: {method}", table))
+    return sections
+
+
+Layout = Callable[[Part, Sequence[SeedOfPart], str | None], list[Section]]
+_LAYOUTS: dict[str, Layout] = {
+    "table": _table, "verdicts": _verdicts, "significance": _significance, "leads": _table,
+    "footprint": _footprint, "replacements": _replacements}
