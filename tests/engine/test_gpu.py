@@ -70,3 +70,12 @@ def test_images_that_do_not_fit_are_fetched(tmp_path):
     fetched = run(experiment(tmp_path, speed={"resident_gb": 0.0}), tmp_path / "fetched",
                   device="cuda")
     assert resident == fetched
+
+
+@pytest.mark.parametrize("resident_gb", [None, 0.0])
+def test_curves_change_nothing(tmp_path, resident_gb):
+    speed = {"resident_gb": resident_gb}
+    without = run(experiment(tmp_path, speed=speed), tmp_path / "without", device="cuda")
+    config = experiment(tmp_path, speed=speed, evaluation={"every": 2, "sample": 4})
+    assert run(config, tmp_path / "with", device="cuda") == without
+    assert read_events(tmp_path / "with", "curve")

@@ -54,7 +54,7 @@ class Fakes:
     def settle(self, round_):
         return [["tap", "c0", round_, "abc"]]
 
-    def keeps(self, member, models):
+    def keeps(self, member, models, scores):
         return True
 
     def check(self, listed):
