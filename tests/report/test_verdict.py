@@ -9,9 +9,8 @@ from safetensors.numpy import save_file
 from tapfl.cli import main
 from tapfl.data.federation import load_federation
 from tapfl.engine.record import RunRecord
-from tapfl.engine.results import write_results
+from tapfl.engine.results import read_sample_scores, write_results
 from tapfl.engine.run import federation_digest
-from tapfl.engine.scores import read_scores
 from tapfl.errors import TapflError
 from tapfl.evaluation.significance import holm, paired
 from tapfl.report.runs import read_runs
@@ -123,7 +122,7 @@ def test_clients_are_sorted_and_counted(runs):
 
 def test_a_client_is_judged_by_its_samples(runs):
     """The mean over seeds of every sample's gain: seeds share the test data."""
-    scores = [read_scores(run, ["tap", "local"]) for run in runs]
+    scores = [read_sample_scores(run, ["tap", "local"]) for run in runs]
     key = ("shapes", "tiny-imagenet", "accuracy")
     gains = np.mean([s["tap", *key].astype(float) - s["local", *key] for s in scores], axis=0)
     (found,) = [c for c in verdict(runs).clients if c.task == "tiny-imagenet"]
@@ -224,7 +223,8 @@ def test_runs_that_do_not_go_together(tmp_path):
     first = write_run(tmp_path / "1", 1)
     with pytest.raises(TapflError, match=r"another configuration than .*: 'train' differs"):
         verdict([first, write_run(tmp_path / "2", 2, train={"rounds": 5})])
-    other = write_run(tmp_path / "3", 3, threads=2, checkpoint={"every": 3})
+    other = write_run(tmp_path / "3", 3, threads=2, checkpoint={"every": 3},
+                      evaluation={"batch_size": 3})
     assert verdict([first, other]).seeds == (1, 3)
     with pytest.raises(TapflError, match="is not finished; continue it with"):
         verdict([first, write_run(tmp_path / "4", 4, finished=False)])
@@ -262,7 +262,7 @@ def test_results_that_are_not_finite(tmp_path):
 
 def test_bad_scores(tmp_path):
     run = write_run(tmp_path / "1")
-    assert read_scores(tmp_path / "none", ["tap"]) is None
+    assert read_sample_scores(tmp_path / "none", ["tap"]) is None
     path = run / "scores" / "tap" / "shapes.safetensors"
     save_file({"tiny-imagenet|accuracy": np.full(SAMPLES, 3.0, dtype=np.float32)}, path)
     with pytest.raises(TapflError, match=r"client shapes, tiny-imagenet \(accuracy\) are not"):

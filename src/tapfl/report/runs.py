@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from tapfl.engine.record import FILE, RunRecord, read_record
-from tapfl.engine.results import read_results
-from tapfl.engine.scores import SampleScores, read_scores
+from tapfl.engine.results import SampleScores, read_results, read_sample_scores
 from tapfl.errors import TapflError
 
 # Runs that differ in these alone go together: none of them is part of what is compared.
 MAY_DIFFER = ("seed", "threads", "speed", "checkpoint")
+SCORING = ("metrics", "bertscore_model", "bertscore_layer", "max_new_tokens")  # of ``evaluation``
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Run:
 
     def scores(self, methods: Sequence[str]) -> SampleScores:
         """Return the score of every test sample; nothing where the run has kept none."""
-        found = read_scores(self.path, methods)
+        found = read_sample_scores(self.path, methods)
         if found is None:
             return {}
         _check_scores(self.path, self.rows, found)
@@ -98,6 +98,7 @@ def _check_same(first: Run, run: Run) -> None:
 def _configuration(record: RunRecord) -> dict[str, Any]:
     """Return what must be equal: files may lie elsewhere, but must hold the same."""
     values = record.config.model_dump(mode="json", exclude=set(MAY_DIFFER))
+    values["evaluation"] = {key: values["evaluation"][key] for key in SCORING}
     values["data"].pop("folder")
     values["federation"].pop("file")
     return values | {"federation_sha256": record.federation_sha256, "metrics": record.metrics}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tapfl.engine.scores import SampleScores
+from tapfl.engine.results import SampleScores
 from tapfl.errors import TapflError, nearest
 from tapfl.evaluation.bootstrap import (
     MARGIN_MSE,
