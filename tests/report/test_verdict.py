@@ -225,7 +225,8 @@ def test_runs_that_do_not_go_together(tmp_path):
     first = write_run(tmp_path / "1", 1)
     with pytest.raises(TapflError, match=r"another configuration than .*: 'train' differs"):
         verdict([first, write_run(tmp_path / "2", 2, train={"rounds": 5})])
-    other = write_run(tmp_path / "3", 3, threads=2, checkpoint={"every": 3})
+    other = write_run(tmp_path / "3", 3, threads=2, checkpoint={"every": 3},
+                      evaluation={"batch_size": 3})
     assert verdict([first, other]).seeds == (1, 3)
     with pytest.raises(TapflError, match="is not finished; continue it with"):
         verdict([first, write_run(tmp_path / "4", 4, finished=False)])

@@ -7,11 +7,11 @@ clients and samples anew and shows how the mean difference varies.
 
 With three seeds and nine clients, percentiles alone are wrong by far: too narrow, because so few
 draws hide much of the variance, and too wide, because the noise of samples is counted again at
-every level. On simulated data without any difference they call 1 to 32% of the cases better or
-worse, depending on what varies. The percentiles are therefore stretched to the width that an
-analysis of variance gives, with the quantile of Student's t that so few draws need. The rate is
-then 3 to 10% (5% is meant), but up to 17% with only two seeds that differ much. One seed says
-nothing of other seeds.
+every level. On simulated data without any difference they call 3 to 29% of the cases better or
+worse, depending on what varies (scripts/calibrate_verdicts.py). The percentiles are therefore
+stretched to the width that an analysis of variance gives, with the quantile of Student's t that so
+few draws need. The rate is then 3 to 10% (5% is meant), but 15% with only two seeds that differ
+much. One seed says nothing of other seeds.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tapfl.errors import TapflError
 
 # Runs that differ in these alone go together: none of them is part of what is compared.
 MAY_DIFFER = ("seed", "threads", "speed", "checkpoint")
+SCORING = ("metrics", "bertscore_model", "bertscore_layer", "max_new_tokens")  # of ``evaluation``
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def _check_same(first: Run, run: Run) -> None:
 def _configuration(record: RunRecord) -> dict[str, Any]:
     """Return what must be equal: files may lie elsewhere, but must hold the same."""
     values = record.config.model_dump(mode="json", exclude=set(MAY_DIFFER))
+    values["evaluation"] = {key: values["evaluation"][key] for key in SCORING}
     values["data"].pop("folder")
     values["federation"].pop("file")
     return values | {"federation_sha256": record.federation_sha256, "metrics": record.metrics}
