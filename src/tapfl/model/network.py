@@ -118,7 +118,7 @@ class Network(nn.Module):
         else:
             target = _need(spec, batch.answer, "answer")[:, 1:]
             mask = None if batch.answer_mask is None else batch.answer_mask[:, 1:]
-        return task_loss(spec, outputs.prediction, target, mask, batch.real)
+        return task_loss(spec, outputs.prediction, target, mask, batch.real, batch.whole)
 
     @torch.no_grad()
     def generate(self, task: str, batch: Batch, *, start: int, end: int, pad: int,
