@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -137,16 +138,18 @@ def mean_of_real(values: Tensor, real: Tensor | None, whole: Tensor | None = Non
 
 
 def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | None,
-              real: Tensor | None = None, whole: Tensor | None = None) -> Tensor:
+              real: Tensor | None = None, whole: Tensor | None = None,
+              entropies: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
     """Return the loss of the task's kind, the mean over samples (over real tokens for text).
 
     ``prediction`` and ``target`` are class logits and labels, next-token logits and token ids
     (``mask`` is true where the target is no padding), or two images. ``real`` and ``whole`` are as
-    in a batch.
+    in a batch. ``entropies``, if given, is another way to the loss of every token.
     """
     import torch.nn.functional as F
 
-    prediction = at_least_fp32(prediction)
+    if entropies is None or task.kind != TEXT_GENERATION:
+        prediction = at_least_fp32(prediction)
     if task.kind == IMAGE_GENERATION:
         error = F.mse_loss(prediction, target.to(prediction.dtype), reduction="none")
         return mean_of_real(error, real, whole)
@@ -157,6 +160,9 @@ def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | Non
         if mask is not None:
             target = target.masked_fill(~mask, -100)
         prediction, target = prediction.flatten(0, 1), target.flatten()
+        if entropies is not None:
+            count = (target >= 0).sum() if whole is None else whole[1]
+            return entropies(prediction, target).sum() / count
     if whole is None:
         return F.cross_entropy(prediction, target, ignore_index=-100)
     total = F.cross_entropy(prediction, target, ignore_index=-100, reduction="sum")

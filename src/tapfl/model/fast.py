@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tapfl.kernels.attention import HEAD_SIZES, Attention, max_tokens
 from tapfl.kernels.columns import Columns
+from tapfl.kernels.entropy import CrossEntropy
 from tapfl.kernels.gelu import GeluPrologue
 from tapfl.kernels.linear import FrozenLinear
 from tapfl.kernels.norm import NormPrologue
@@ -53,6 +54,12 @@ def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
     out = out.view(streams * branches, batch, length, width)
     return Residual(x, out if adapter is None else adapter(out),
                     None if layer.pre_norm else layer.norm2)
+
+
+def entropies(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy of every row; zero where the target is negative."""
+    losses: Tensor = _apply(CrossEntropy, logits, target)
+    return losses
 
 
 def total(tokens: Residual) -> Tensor:

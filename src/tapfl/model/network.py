@@ -118,7 +118,16 @@ class Network(nn.Module):
         else:
             target = _need(spec, batch.answer, "answer")[:, 1:]
             mask = None if batch.answer_mask is None else batch.answer_mask[:, 1:]
-        return task_loss(spec, outputs.prediction, target, mask, batch.real, batch.whole)
+        return task_loss(spec, outputs.prediction, target, mask, batch.real, batch.whole,
+                         self._entropies())
+
+    def _entropies(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return the kernel for the loss of tokens, where kernels are in use."""
+        if not self.foundation.uses_kernels:
+            return None
+        from tapfl.model import fast
+
+        return fast.entropies
 
     @torch.no_grad()
     def generate(self, task: str, batch: Batch, *, start: int, end: int, pad: int,
