@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from tapfl.kernels.attention import Attention
+from tapfl.kernels import memory
+from tapfl.kernels.attention import TUNED, Attention, max_tokens
 from tapfl.kernels.columns import Columns
 from tapfl.kernels.entropy import CrossEntropy
 from tapfl.kernels.gelu import GeluPrologue
@@ -251,3 +252,22 @@ def test_attention(streams, tokens, branches, masked, cut, privates):
     close(out, plain)
     weights = [torch.randn_like(out)]
     close(gradients([out], weights, [qkv])[0], gradients([plain], weights, [qkv])[0])
+
+
+@pytest.mark.parametrize(("kibibytes", "longest"), [
+    (227, {16: 512, 32: 512, 64: 256}), (163, {16: 512, 32: 512, 64: 256}),
+    (99, {16: 512, 32: 256, 64: 128})])
+def test_gpus_with_little_shared_memory_get_smaller_programs(monkeypatch, kibibytes, longest):
+    class Properties:
+        shared_memory_per_block_optin = kibibytes * 1024
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    memory.plenty.cache_clear()
+    try:
+        device = torch.device("cuda")
+        assert {size: max_tokens(size, device) for size in longest} == longest
+        assert memory.stages(device) == ({"num_stages": 1} if kibibytes < 160 else {})
+    finally:
+        memory.plenty.cache_clear()
+    assert max(longest.values()) in TUNED["backward"]
+    assert memory.plenty(torch.device("cpu"))

@@ -33,7 +33,7 @@ def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors 
     streams, batch, length, width = tokens.shape
     x, h, branches, b = _prologue(layer.norm1 if layer.pre_norm else None, tokens, lora)
     qkv = _linear(h, *packed, b).view(streams, batch, length, branches, 3 * width)
-    if length <= max_tokens(width // layer.heads):
+    if length <= max_tokens(width // layer.heads, qkv.device):
         out = _apply(Attention, qkv, keys.mask, layer.heads, keys.cut, keys.privates)
     else:
         plain = qkv.permute(0, 3, 1, 2, 4).reshape(-1, batch, length, 3 * width)
