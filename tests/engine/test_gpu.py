@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tapfl.engine.run import run
-from tests.conftest import FLAVA
+from tests.conftest import FLAVA, PAIR
 from tests.experiment import read_events, tiny_experiment
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -59,3 +59,24 @@ def test_images_that_do_not_fit_are_fetched(tmp_path):
     fetched = run(experiment(tmp_path, speed={"resident_gb": 0.0}), tmp_path / "fetched",
                   device="cuda")
     assert resident == fetched
+
+
+def test_layers_whose_norm_comes_after_go_through_the_kernels(tmp_path):
+    two = {"num_attention_heads": 2, "hidden_size": 32}
+    pair = {"name": "pair", "architecture": {
+        "image": {**PAIR["image"], **two}, "text": {**PAIR["text"], **two, "vocab_size": 600}}}
+    for name, speed in (("fast", {}), ("plain", {"kernels": False})):
+        run(experiment(tmp_path, foundation=pair, lora={"dropout": 0.0}, speed=speed),
+            tmp_path / name, device="cuda")
+    layers = {name: json.loads((tmp_path / name / "run.json").read_text())["computing"]["layers"]
+              for name in ("fast", "plain")}
+    assert layers["fast"]["plain"] == layers["plain"]["kernels"] == 0
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=0.06)
+
+
+def test_recorded_steps_in_pieces_and_plain_ones_agree(tmp_path):
+    methods = ["tap", "feddat", "perfedavg"]
+    for name, graphs in (("played", True), ("plain", False)):
+        run(experiment(tmp_path, methods=methods, speed={"graphs": graphs, "micro_batch": 2}),
+            tmp_path / name, device="cuda")
+    assert losses(tmp_path / "played") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)
