@@ -365,6 +365,8 @@ class SpeedConfig(Section):
     kernels.
     ``checkpointing``: compute activations twice instead of keeping them, where memory is short.
     ``resident_gb``: images that may stay on the GPU (by default 40% of its memory).
+    ``micro_batch`` (also on a CPU): minibatches go in pieces of at most so many samples, with the
+    same gradient; ``auto``: in halves, quarters, ... where they do not fit into memory.
     """
 
     kernels: bool = True
@@ -372,6 +374,16 @@ class SpeedConfig(Section):
     compile: bool = False
     checkpointing: bool = False
     resident_gb: float | None = Field(None, ge=0, le=MANY)
+    micro_batch: int | Literal["auto"] | None = None
+
+    @field_validator("micro_batch", mode="before")
+    @classmethod
+    def _a_number_or_auto(cls, value: Any) -> Any:
+        if value is None or value == "auto" or (
+                isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= WIDE):
+            return value
+        raise ValueError(f"expected a number of samples from 1 to {WIDE}, 'auto' or null, got "
+                         f"{shown(value)}")
 
 
 class Variant(BaseModel):

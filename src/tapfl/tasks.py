@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,8 @@ class Batch:
     ``image`` is uint8 ``(B, 3, 64, 64)``; ``text`` and ``answer`` are token ids ``(B, T)`` with a
     boolean mask that is true on real tokens (no mask: nothing is padded); ``label`` is ``(B,)``.
     ``real (B,)`` is true on samples that count (None: all do); the others only round the shape up.
+    ``whole (2,)`` is set on a piece of a batch: how many samples and answer tokens of the whole
+    batch count. Means are then sums over the piece divided by these, and add up.
     """
 
     image: Tensor | None = None
@@ -101,6 +104,7 @@ class Batch:
     answer: Tensor | None = None
     answer_mask: Tensor | None = None
     real: Tensor | None = None
+    whole: Tensor | None = None
 
     def __len__(self) -> int:
         for value in (self.image, self.text):
@@ -119,35 +123,50 @@ def at_least_fp32(values: Tensor) -> Tensor:
     return values.float() if values.element_size() < 4 else values
 
 
-def mean_of_real(values: Tensor, real: Tensor | None) -> Tensor:
-    """Return the mean over samples (the first axis) and whatever each has, of those that count."""
-    if real is None:
+def mean_of_real(values: Tensor, real: Tensor | None, whole: Tensor | None = None) -> Tensor:
+    """Return the mean over samples (the first axis) and whatever each has, of those that count.
+
+    ``real`` and ``whole`` are as in a batch.
+    """
+    if real is None and whole is None:
         return values.mean()
     each = values.flatten(1).mean(dim=1) if values.dim() > 1 else values
+    if whole is not None:
+        return (each if real is None else each * real).sum() / whole[0]
+    assert real is not None
     return (each * real).sum() / real.sum()
 
 
 def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | None,
-              real: Tensor | None = None) -> Tensor:
+              real: Tensor | None = None, whole: Tensor | None = None,
+              entropies: Callable[[Tensor, Tensor], Tensor] | None = None) -> Tensor:
     """Return the loss of the task's kind, the mean over samples (over real tokens for text).
 
     ``prediction`` and ``target`` are class logits and labels, next-token logits and token ids
-    (``mask`` is true where the target is no padding), or two images. ``real`` is as in a batch.
+    (``mask`` is true where the target is no padding), or two images. ``real`` and ``whole`` are as
+    in a batch. ``entropies``, if given, is another way to the loss of every token.
     """
     import torch.nn.functional as F
 
-    prediction = at_least_fp32(prediction)
+    if entropies is None or task.kind != TEXT_GENERATION:
+        prediction = at_least_fp32(prediction)
     if task.kind == IMAGE_GENERATION:
         error = F.mse_loss(prediction, target.to(prediction.dtype), reduction="none")
-        return mean_of_real(error, real)
+        return mean_of_real(error, real, whole)
     target = target.long()
     if real is not None:
         target = target.masked_fill(~real.view(-1, *(1,) * (target.dim() - 1)), -100)
-    if task.is_classification:
-        return F.cross_entropy(prediction, target)
-    if mask is not None:
-        target = target.masked_fill(~mask, -100)
-    return F.cross_entropy(prediction.flatten(0, 1), target.flatten(), ignore_index=-100)
+    if not task.is_classification:
+        if mask is not None:
+            target = target.masked_fill(~mask, -100)
+        prediction, target = prediction.flatten(0, 1), target.flatten()
+        if entropies is not None:
+            count = (target >= 0).sum() if whole is None else whole[1]
+            return entropies(prediction, target).sum() / count
+    if whole is None:
+        return F.cross_entropy(prediction, target, ignore_index=-100)
+    total = F.cross_entropy(prediction, target, ignore_index=-100, reduction="sum")
+    return total / whole[0 if task.is_classification else 1]
 
 
 def sample_losses(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:

@@ -66,6 +66,7 @@ def test_what_the_user_sets_stays():
 @pytest.mark.parametrize(("arguments", "message"), [
     (["server", "flafa"], "unknown preset 'flafa'; did you mean 'flava'?"),
     (["data", "--json", "/no/such/folder/x.json"], "--json /no/such/folder/x.json: no such folder"),
+    (["step", "--memory-cap", "12", "--device", "cpu"], "--memory-cap: expected --device cuda"),
     (["data", "--device", "tpu"], "--device tpu: expected auto, cpu or cuda"),
     (["scale", "--clients", "30,100000"], "--clients 100000: expected at most 16847"),
 ])
@@ -78,7 +79,7 @@ def test_bad_input_is_one_line(arguments, message, capsys):
 
 @pytest.mark.parametrize("arguments", [
     ["sever"], ["server", "--clients", "0"], ["evaluate", "--samples", "many"],
-    ["step", "--batch", "-1"]])
+    ["step", "--batch", "-1"], ["step", "--micro-batch", "few"], ["step", "--memory-cap", "0"]])
 def test_what_the_parser_refuses(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["bench", *arguments])
@@ -89,6 +90,13 @@ def test_without_a_name_it_tells_which_there_are(capsys):
     assert main(["bench"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in (*COLUMNS, "step", "round", "examples:"))
+
+
+def test_steps_in_pieces(tmp_path, capsys):
+    report = bench(tmp_path, "step", "--kinds", "1", "--micro-batch", "2")
+    assert report["facts"]["micro batch"] == 2
+    report = bench(tmp_path, "step", "--kinds", "1", "--set", "speed.micro_batch=auto")
+    assert report["facts"]["micro batch"] == "auto {}"  # a CPU's memory does not run out
 
 
 def test_help_imports_nothing_heavy():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tapfl.engine.run import run
-from tests.conftest import FLAVA
+from tests.conftest import FLAVA, PAIR
 from tests.experiment import read_events, tiny_experiment
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -79,3 +79,24 @@ def test_curves_change_nothing(tmp_path, resident_gb):
     config = experiment(tmp_path, speed=speed, evaluation={"every": 2, "sample": 4})
     assert run(config, tmp_path / "with", device="cuda") == without
     assert read_events(tmp_path / "with", "curve")
+
+
+def test_layers_whose_norm_comes_after_go_through_the_kernels(tmp_path):
+    two = {"num_attention_heads": 2, "hidden_size": 32}
+    pair = {"name": "pair", "architecture": {
+        "image": {**PAIR["image"], **two}, "text": {**PAIR["text"], **two, "vocab_size": 600}}}
+    for name, speed in (("fast", {}), ("plain", {"kernels": False})):
+        run(experiment(tmp_path, foundation=pair, lora={"dropout": 0.0}, speed=speed),
+            tmp_path / name, device="cuda")
+    layers = {name: json.loads((tmp_path / name / "run.json").read_text())["computing"]["layers"]
+              for name in ("fast", "plain")}
+    assert layers["fast"]["plain"] == layers["plain"]["kernels"] == 0
+    assert losses(tmp_path / "fast") == pytest.approx(losses(tmp_path / "plain"), rel=0.06)
+
+
+def test_recorded_steps_in_pieces_and_plain_ones_agree(tmp_path):
+    methods = ["tap", "feddat", "perfedavg"]
+    for name, graphs in (("played", True), ("plain", False)):
+        run(experiment(tmp_path, methods=methods, speed={"graphs": graphs, "micro_batch": 2}),
+            tmp_path / name, device="cuda")
+    assert losses(tmp_path / "played") == pytest.approx(losses(tmp_path / "plain"), rel=1e-3)

@@ -6,8 +6,10 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from tapfl.kernels.attention import Attention
+from tapfl.kernels import memory
+from tapfl.kernels.attention import TUNED, Attention, max_tokens
 from tapfl.kernels.columns import Columns
+from tapfl.kernels.entropy import CrossEntropy
 from tapfl.kernels.gelu import GeluPrologue
 from tapfl.kernels.linear import FrozenLinear
 from tapfl.kernels.norm import NormPrologue
@@ -187,6 +189,30 @@ def test_gelu_of_a_long_row_and_of_large_values():
     close(torch.autograd.grad(h.sum(), u)[0], torch.autograd.grad(F.gelu(u).sum(), u)[0])
 
 
+@pytest.mark.parametrize("words", [37, 2048, 5001])  # less than a block, one, several
+def test_cross_entropy(words):
+    logits = (randn(9, words) * 4).requires_grad_(True)
+    target = torch.randint(0, words, (9,), device=DEVICE)
+    target[0], target[1], target[4] = 0, words - 1, -100
+    loss = CrossEntropy.apply(logits, target)
+    expected = F.cross_entropy(logits, target, ignore_index=-100, reduction="none")
+    close(loss, expected)
+    assert loss[4] == 0
+    weights = [torch.randn_like(loss)]
+    close(gradients([loss], weights, [logits])[0], gradients([expected], weights, [logits])[0])
+    close(torch.autograd.grad(CrossEntropy.apply(logits, target).sum(), logits)[0],
+          torch.autograd.grad(F.cross_entropy(logits, target, reduction="sum"), logits)[0])
+
+
+def test_cross_entropy_of_extreme_logits():
+    logits = torch.full((4, 50), -1e4, device=DEVICE)
+    logits[0, 3], logits[1], logits[2, 7] = 1e4, 0.0, float("nan")
+    target = torch.tensor([3, 3, 3, 3], device=DEVICE)
+    loss = CrossEntropy.apply(logits, target)
+    close(loss[[0, 1, 3]], F.cross_entropy(logits, target, reduction="none")[[0, 1, 3]])
+    assert loss[2].isnan()  # a model that has diverged shows
+
+
 def test_frozen_linear():
     width, outputs, used = 8, 6, 4
     h = beside(randn(2, 9, width), randn(2, 9, used), 16).requires_grad_(True)
@@ -226,3 +252,22 @@ def test_attention(streams, tokens, branches, masked, cut, privates):
     close(out, plain)
     weights = [torch.randn_like(out)]
     close(gradients([out], weights, [qkv])[0], gradients([plain], weights, [qkv])[0])
+
+
+@pytest.mark.parametrize(("kibibytes", "longest"), [
+    (227, {16: 512, 32: 512, 64: 256}), (163, {16: 512, 32: 512, 64: 256}),
+    (99, {16: 512, 32: 256, 64: 128})])
+def test_gpus_with_little_shared_memory_get_smaller_programs(monkeypatch, kibibytes, longest):
+    class Properties:
+        shared_memory_per_block_optin = kibibytes * 1024
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    memory.plenty.cache_clear()
+    try:
+        device = torch.device("cuda")
+        assert {size: max_tokens(size, device) for size in longest} == longest
+        assert memory.stages(device) == ({"num_stages": 1} if kibibytes < 160 else {})
+    finally:
+        memory.plenty.cache_clear()
+    assert max(longest.values()) in TUNED["backward"]
+    assert memory.plenty(torch.device("cpu"))

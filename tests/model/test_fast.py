@@ -1,5 +1,6 @@
 """The fast way through a network against the plain one: outputs, losses, gradients."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -12,7 +13,7 @@ from tapfl.model import fast
 from tapfl.model.foundation import build_foundation
 from tapfl.model.layer import MAX_COLUMNS, Keys, Residual, TransformerLayer
 from tapfl.model.lora import Dropout, Factors
-from tapfl.model.network import build_network
+from tapfl.model.network import Outputs, build_network
 from tests import conftest
 from tests.conftest import FLAVA, PAIR, TASKS, randomize, tiny_config
 
@@ -270,3 +271,20 @@ def test_compiled_equals_plain():
     plain = layer(x)
     layer.compiled = True
     torch.testing.assert_close(layer(x), plain)
+
+
+@pytest.mark.parametrize("task", ["story", "vqa"])
+def test_the_loss_of_text_by_a_kernel_is_the_plain_one(task):
+    network, batch = build(tiny()), make_batch(TASKS[task])
+    words = network.foundation.vocabulary
+    logits = torch.randn(3, 5, words, device=DEVICE, requires_grad=True)
+    batches = [batch, dataclasses.replace(batch, answer_mask=None), dataclasses.replace(
+        batch, real=torch.tensor([True, False, True], device=DEVICE)), dataclasses.replace(
+        batch, whole=torch.tensor([8, 40], device=DEVICE))]
+    for one in batches:
+        found = []
+        for quick in (False, True):
+            network.foundation.layers[0].fast = quick
+            loss = network.loss(task, Outputs(logits, {}), one)
+            found.append((loss.detach(), torch.autograd.grad(loss, logits)[0]))
+        torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)

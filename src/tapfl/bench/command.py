@@ -33,8 +33,9 @@ BENCHMARKS = (
     Benchmark("step", "a training step of every kind of client",
               "Time one training step of every kind of client: forward, backward, optimizer.",
               ("tapfl bench step", "tapfl bench step flava --device cuda --batch 128 --compile",
-               "tapfl bench step vilt --kinds 0,7 --steps 10"),
-              ("batch", "kinds", "steps", "compile", "tokens")),
+               "tapfl bench step vilt --kinds 0,7 --steps 10",
+               "tapfl bench step flava --device cuda --micro-batch auto --memory-cap 12"),
+              ("batch", "kinds", "steps", "compile", "tokens", "micro_batch", "memory_cap")),
     Benchmark("round", "a whole round, part by part",
               "Time whole rounds: receiving blocks, training, averaging, and keeping state.",
               ("tapfl bench round", "tapfl bench round flava --device cuda --compile",
@@ -112,6 +113,10 @@ def _words(text: str) -> list[str]:
     return text.split(",")
 
 
+def _number_or_auto(text: str) -> int | str:
+    return text if text == "auto" else _number(text)
+
+
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
     "batch": lambda p: p.add_argument("--batch", type=_number, metavar="N",
                                       help="the batch size (train.batch_size)"),
@@ -123,6 +128,11 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], object]] = {
                                        help="the length of every text (as in the data)"),
     "compile": lambda p: p.add_argument("--compile", action="store_true",
                                         help="with torch.compile"),
+    "micro_batch": lambda p: p.add_argument("--micro-batch", type=_number_or_auto,
+                                            metavar="N|auto", help="split minibatches into pieces "
+                                                                   "(speed.micro_batch)"),
+    "memory_cap": lambda p: p.add_argument("--memory-cap", type=_number, metavar="GB",
+                                           help="use no more of the GPU's memory than this"),
     "clients": lambda p: p.add_argument("--clients", type=_numbers, metavar="N,N",
                                         help="numbers of clients"),
     "rounds": lambda p: p.add_argument("--rounds", type=_number, metavar="N",

@@ -13,7 +13,7 @@ from tapfl.bench.measure import Report, changed, matmul_rate, once, peak_memory
 from tapfl.config import Config
 from tapfl.data.batches import TaskBatch, TaskData, Texts
 from tapfl.data.federation import Client
-from tapfl.engine.build import Experiment, build
+from tapfl.engine.build import RESIDENT_SHARE, Experiment, build
 from tapfl.errors import TapflError, nearest
 from tapfl.federated.method import FedAvg
 from tapfl.federated.stepper import Objective
@@ -27,11 +27,16 @@ COLUMNS = ["client", "tasks", "step", "ms", "samples/s", "TFLOP", "TFLOP/s", "of
 
 def run(config: Config, device: str, quick: bool = False, batch: int | None = None,
         kinds: list[str] | None = None, steps: int | None = None, compile: bool = False,
-        tokens: int | None = None) -> Report:
+        tokens: int | None = None, micro_batch: int | str | None = None,
+        memory_cap: int | None = None) -> Report:
     """Time the steps of local trainings as a run takes them: drawing included, one after another.
 
     ``tokens`` gives every text that length, in place of the data's own.
     """
+    if memory_cap:
+        config = cap_memory(config, device, memory_cap)
+    if micro_batch:
+        config = changed(config, {"speed.micro_batch": micro_batch})
     experiment = prepare(config, device, quick, batch, compile)
     context = experiment.context
     if tokens:
@@ -57,9 +62,31 @@ def run(config: Config, device: str, quick: bool = False, batch: int | None = No
         "step: training steps of every kind of client",
         {"batch size": context.config.train.batch_size, "steps": steps,
          "matmul TFLOP/s": rate / 1e12, "layers": context.foundation.execution_modes,
-         "graphs": context.uses_cuda_graphs, **({"tokens": tokens} if tokens else {})},
+         "graphs": context.uses_cuda_graphs, **({"tokens": tokens} if tokens else {}),
+         **({"memory cap GB": memory_cap} if memory_cap else {}), **_pieces(method)},
         COLUMNS, rows,
         "W and X train alike; a taught X also runs its teacher forward.")
+
+
+def cap_memory(config: Config, device: str, gigabytes: int) -> Config:
+    """Let this process use so much of the GPU's memory; return the configuration for it."""
+    if not device.startswith("cuda"):
+        raise TapflError("--memory-cap: expected --device cuda; the memory of a CPU has no cap")
+    total = torch.cuda.get_device_properties(device).total_memory
+    if gigabytes * 1e9 > total:
+        raise TapflError(f"--memory-cap: expected at most {int(total / 1e9)}, which the GPU has")
+    torch.cuda.set_per_process_memory_fraction(gigabytes * 1e9 / total)
+    if config.speed.resident_gb is not None:
+        return config
+    return changed(config, {"speed.resident_gb": RESIDENT_SHARE * gigabytes})
+
+
+def _pieces(method: FedAvg) -> dict[str, Any]:
+    """Return how minibatches were split: as set, or what was found by trying."""
+    setting, micro = method.context.config.speed.micro_batch, method.context.stepper(
+        method.network).micro
+    found = {" ".join(tasks): size for tasks, size in micro.sizes.items()}
+    return {} if setting is None else {"micro batch": f"auto {found}" if micro.auto else setting}
 
 
 def prepare(config: Config, device: str, quick: bool, batch: int | None,

@@ -178,12 +178,21 @@ class TaskData:
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """A task's share of a minibatch; ``weight`` is the paper's lambda_o."""
+    """A task's share of a minibatch; ``weight`` is the paper's lambda_o.
+
+    Where a minibatch goes in pieces, ``start`` is the share's row that this piece begins with.
+    """
 
     task: str
     batch: Batch
     weight: float | Tensor
     samples: int
+    start: int = 0
+
+    @property
+    def rows(self) -> slice:
+        """Which rows of the task's share these are."""
+        return slice(self.start, self.start + len(self.batch))
 
 
 Draw = list[tuple[TaskData, Rows]]  # the rows of every task in one minibatch

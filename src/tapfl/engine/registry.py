@@ -75,6 +75,8 @@ def plan(config: Config, folder: Path | None = None, installed: bool = True) -> 
             raise TapflError(f"variants: '{name}' is a method already; expected a name of its own")
     plans = [find_plan(run, folder, installed) for run in federated_runs(method_specs(config))]
     _check_own(config, plans)
+    if config.speed.micro_batch is not None:
+        _check_splitting(plans)
     return [dataclasses.replace(plans[0], constant=True), *plans[1:]]
 
 
@@ -124,6 +126,22 @@ def _check_own(config: Config, plans: Iterable[Plan]) -> None:
         if name not in classes:
             raise TapflError(f"own.{name}: no method of this run is a class of that name"
                              + nearest(name, classes))
+
+
+def _check_splitting(plans: Iterable[Plan]) -> None:
+    """Refuse methods whose minibatches cannot go in pieces, and those that do not say."""
+    named = [pair for p in plans for pair in (
+        (p.name, p.method), *((spec.name, cls) for spec, cls in p.personalizers))]
+    for name, cls in named:
+        if not cls.splits_batches:
+            raise TapflError(f"speed.micro_batch: {name} looks across samples, so its minibatches "
+                             "cannot be split; leave it out of methods, or micro_batch unset")
+        own = [c for c in cls.__mro__ if issubclass(c, Configurable)
+               and not c.__module__.startswith("tapfl.")]
+        if own and not any("splits_batches" in c.__dict__ for c in own):
+            raise TapflError(
+                f"speed.micro_batch: {cls.__module__}:{cls.__name__} does not say whether its "
+                "losses are sums over samples and tasks; if so, set splits_batches = True in it")
 
 
 def _find(name: str, known: dict[str, Any], base: type, what: str, *, folder: Path | None,

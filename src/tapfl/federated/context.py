@@ -14,8 +14,9 @@ import torch
 from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Member
-from tapfl.events import Event
+from tapfl.events import Event, Message
 from tapfl.federated.memo import Memo
+from tapfl.federated.micro import MicroBatches
 from tapfl.federated.stepper import Stepper
 from tapfl.model.foundation import Foundation
 from tapfl.model.network import Network
@@ -75,7 +76,9 @@ class Context:
         """Return what takes a network's training steps; each network has one."""
         found: Stepper | None = network.__dict__.get("_stepper")
         if found is None:
-            found = Stepper(network, self.config.train, self.uses_cuda_graphs)
+            micro = MicroBatches(self.config.speed.micro_batch,
+                                 lambda text: self.events.append(Message(text)))
+            found = Stepper(network, self.config.train, self.uses_cuda_graphs, micro)
             network.__dict__["_stepper"] = found
         return found
 

@@ -22,6 +22,7 @@ class DisentAFL(FederatedMethod):
     """FedAvg's blocks and averaging, with one more loss in training and post-training."""
 
     name: ClassVar[str] = "disentafl"
+    splits_batches: ClassVar[bool] = False  # its loss compares samples with each other
 
     @property
     def objective(self) -> Objective:

@@ -20,7 +20,7 @@ from tapfl.data.federation import Client, Member
 from tapfl.federated.context import Context, Losses
 from tapfl.federated.distill import divergence
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.stepper import Stepper, parameters_of
+from tapfl.federated.stepper import Stepper, backward, parameters_of
 from tapfl.federated.training import Minibatch, local_training, weighted
 from tapfl.model.network import Network, Outputs
 
@@ -134,16 +134,28 @@ class FedDAT(FederatedMethod):
         stepper = self.context.stepper(network)
 
         def body(parts: Sequence[TaskBatch]) -> dict[str, Tensor]:
-            with self.predicting(), torch.no_grad():
-                teacher = [network(p.task, p.batch) for p in parts]
-            student = [network(p.task, p.batch) for p in parts]
-            loss, losses = self._mutual(parts, student, teacher)
-            stepper.update(loss, shared)
-            with self.predicting():
-                dual = [network(p.task, p.batch) for p in parts]
-            loss, _ = self._mutual(parts, dual, student)
-            stepper.update(loss, local)
-            return {task: value.detach() for task, value in losses.items()}
+            said: dict[str, list[Tensor]] = {}  # the student's predictions, piece by piece
+
+            def teach_shared(piece: Sequence[TaskBatch]) -> dict[str, Tensor]:
+                with self.predicting(), torch.no_grad():
+                    teacher = [network(p.task, p.batch).prediction for p in piece]
+                student = [network(p.task, p.batch).prediction for p in piece]
+                for p, prediction in zip(piece, student, strict=True):
+                    said.setdefault(p.task, []).append(prediction.detach())
+                return backward(*self._mutual(piece, student, teacher))
+
+            losses = stepper.gather(teach_shared, parts, begin=said.clear)
+            stepper.move(shared)
+            whole = {t: v[0] if len(v) == 1 else torch.cat(v) for t, v in said.items()}
+
+            def teach_local(piece: Sequence[TaskBatch]) -> dict[str, Tensor]:
+                with self.predicting():
+                    dual = [network(p.task, p.batch).prediction for p in piece]
+                return backward(*self._mutual(piece, dual, [whole[p.task][p.rows] for p in piece]))
+
+            stepper.gather(teach_local, parts)
+            stepper.move(local)
+            return losses
 
         def step(stepper: Stepper,
                  stream: Iterator[Minibatch]) -> tuple[Minibatch, dict[str, Tensor]]:
@@ -153,12 +165,12 @@ class FedDAT(FederatedMethod):
         return local_training(self.context, network, client, (*self.owned(client), *own),
                               steps=steps, lr=lr, round_=round_, role=role, step=step)
 
-    def _mutual(self, parts: Sequence[TaskBatch], student: Sequence[Outputs],
-                teacher: Sequence[Outputs]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _mutual(self, parts: Sequence[TaskBatch], student: Sequence[Tensor],
+                teacher: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the tasks' losses plus the divergence from the (fixed) teacher."""
-        losses = {p.task: self.network.loss(p.task, out, p.batch)
-                  for p, out in zip(parts, student, strict=True)}
-        apart = {p.task: divergence(t.prediction.detach(), s.prediction, p.batch)
+        losses = {p.task: self.network.loss(p.task, Outputs(s, {}), p.batch)
+                  for p, s in zip(parts, student, strict=True)}
+        apart = {p.task: divergence(t, s, p.batch)
                  for p, s, t in zip(parts, student, teacher, strict=True)}
         kl = self.context.config.feddat.kl_weight * weighted(apart, parts)
         return weighted(losses, parts) + kl, losses

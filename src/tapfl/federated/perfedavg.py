@@ -41,10 +41,10 @@ class PerFedAvg(FederatedMethod):
         parameters, seen = stepper.parameters, dict[str, Tensor]()
 
         def gradient(minibatch: Minibatch) -> list[Tensor]:
-            loss, losses = task_objective(self.network, minibatch)
+            losses, found = self._gradient(stepper, minibatch)
             if minibatch is batches[1]:
                 seen.update(losses)  # what the adapted model loses on data it has not seen
-            return gradients(loss, parameters)
+            return found
 
         settings = self.context.config.perfedavg
         meta = meta_gradient(parameters, gradient, batches, inner_lr,
@@ -54,6 +54,22 @@ class PerFedAvg(FederatedMethod):
         stepper.move(parameters)
         return batches[1], seen
 
+    def _gradient(self, stepper: Stepper,
+                  minibatch: Minibatch) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Return the tasks' losses on a minibatch, and the gradients of what trains."""
+        total: list[Tensor] = []
+
+        def work(piece: Minibatch) -> dict[str, Tensor]:
+            loss, losses = task_objective(self.network, piece)
+            found = gradients(loss, stepper.parameters)
+            if total:
+                torch._foreach_add_(total, found)
+            else:
+                total.extend(found)
+            return {task: value.detach() for task, value in losses.items()}
+
+        return stepper.gather(work, minibatch, begin=total.clear), total
+
     def adapt(self, client: Client) -> None:
         """Take inner steps on the client's training data, never on test data."""
         config = self.context.config
@@ -62,8 +78,8 @@ class PerFedAvg(FederatedMethod):
         def inner_step(stepper: Stepper, stream: Iterator[Minibatch],
                        ) -> tuple[Minibatch, dict[str, Tensor]]:
             minibatch = next(stream)
-            loss, losses = task_objective(self.network, minibatch)
-            _move(stepper.parameters, gradients(loss, stepper.parameters), -inner_lr)
+            losses, found = self._gradient(stepper, minibatch)
+            _move(stepper.parameters, found, -inner_lr)
             return minibatch, losses
 
         local_training(self.context, self.network, client, self.owned(client),

@@ -42,7 +42,19 @@ class Proximal:
             return loss, losses
         distance = squared_distance(parameters_of(network, self._blocks),
                                     self.anchor.parameters(self._blocks))
-        return loss + self.weight / 2 * distance, losses
+        return loss + self.weight / 2 * _part(parts) * distance, losses
+
+
+def _part(parts: Sequence[TaskBatch]) -> float | Tensor:
+    """Return how much of its minibatch this is: where it goes in pieces, each has its part."""
+    if all(part.batch.whole is None for part in parts):
+        return 1.0
+    shares = []
+    for part in parts:
+        whole, real = part.batch.whole, part.batch.real
+        counts = len(part.batch) if real is None else real.sum()
+        shares.append(part.weight if whole is None else part.weight * counts / whole[0])
+    return sum(shares)
 
 
 def squared_distance(values: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:

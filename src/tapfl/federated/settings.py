@@ -20,6 +20,9 @@ class Configurable:
     """
 
     Settings: ClassVar[type[Section]] = Section
+    # Whether its losses are sums over samples and tasks: minibatches may then go in pieces
+    # (``speed.micro_batch``). A class of one's own has to say so itself.
+    splits_batches: ClassVar[bool] = True
     settings: Any
 
     @classmethod

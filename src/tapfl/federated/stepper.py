@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from tapfl.config import TrainConfig
 from tapfl.data.batches import TaskBatch
+from tapfl.federated.micro import MicroBatches, add_up
 from tapfl.model.network import Network
 from tapfl.tasks import Batch
 
@@ -48,13 +49,17 @@ class Stepper:
 
     One AdamW serves all clients; it starts afresh with each (``restart``), so that no client sees
     another's moments. With ``graphs``, steps are captured when their kind comes a second time.
+    ``micro`` says how minibatches are split where memory is short.
     """
 
-    def __init__(self, network: Network, config: TrainConfig, graphs: bool = False) -> None:
+    def __init__(self, network: Network, config: TrainConfig, graphs: bool = False,
+                 micro: MicroBatches | None = None) -> None:
         self.network, self.config, self.graphs = network, config, graphs
+        self.micro = micro or MicroBatches()
         self._captured: OrderedDict[Any, _Captured | None] = OrderedDict()
         self._pool: Any = None
         self._capturing = True  # until memory runs out
+        self._under_capture = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._lr = torch.zeros(())
         self._blocks: tuple[str, ...] = ()
@@ -104,14 +109,23 @@ class Stepper:
         except torch.cuda.OutOfMemoryError:
             if not self._captured:
                 raise
-        # Captured steps keep their memory. Where it does not suffice for both, go on without them.
-        self.stop_capturing()
+        # Captured steps keep their memory. Where it does not suffice for both, smaller steps are
+        # captured, or none.
+        if self.micro.shrink(parts):
+            self.forget_captured()
+        else:
+            self.stop_capturing()
         return body(parts)
 
     def stop_capturing(self) -> None:
         """Give back what the captured steps hold; further steps are ordinary."""
+        self._capturing = False
+        self.forget_captured()
+
+    def forget_captured(self) -> None:
+        """Give back what the captured steps hold."""
         self._captured.clear()
-        self._pool, self._capturing = None, False
+        self._pool = None
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -131,13 +145,23 @@ class Stepper:
         captured.graph.replay()
         return captured.losses
 
-    def update(self, loss: Tensor, parameters: Sequence[nn.Parameter]) -> None:
-        """Take one optimizer step on a loss, with the gradient's norm clipped."""
-        assert self._optimizer is not None
-        for parameter in self.parameters:
-            parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.move(parameters)
+    def gather(self, work: Body, parts: Sequence[TaskBatch],
+               begin: Callable[[], object] = lambda: None) -> Losses:
+        """Do some work on a minibatch, which may go in pieces; return the tasks' losses.
+
+        The work adds up gradients. It must change nothing else: where it does not fit into memory,
+        it begins again, after ``begin``, with smaller pieces.
+        """
+        while True:
+            for parameter in self.parameters:
+                parameter.grad = None
+            begin()
+            try:
+                return add_up(work(piece) for piece in self.micro.pieces(parts))
+            except torch.cuda.OutOfMemoryError:
+                if self._under_capture or not self.micro.shrink(parts):
+                    raise
+            self.forget_captured()
 
     def move(self, parameters: Sequence[nn.Parameter]) -> None:
         """Let the optimizer follow the gradients of these parameters alone, clipped."""
@@ -153,9 +177,12 @@ class Stepper:
         self._optimizer.step()
 
     def _minimise(self, objective: Objective, parts: Sequence[TaskBatch]) -> Losses:
-        loss, losses = objective(self.network, parts)
-        self.update(loss, self.parameters)
-        return {task: value.detach() for task, value in losses.items()}
+        def work(piece: Sequence[TaskBatch]) -> Losses:
+            return backward(*objective(self.network, piece))
+
+        losses = self.gather(work, parts)
+        self.move(self.parameters)
+        return losses
 
     def _capture(self, body: Body, parts: Sequence[TaskBatch]) -> _Captured:
         """Capture a step; capturing computes nothing, the caller replays it."""
@@ -164,8 +191,12 @@ class Stepper:
         graph = torch.cuda.CUDAGraph()
         # All captured steps share one pool of memory: they never run at the same time, and nothing
         # in it is needed once a step is over. Other threads (the writer) may use the GPU meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            losses = body(still)
+        self._under_capture = True
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                losses = body(still)
+        finally:
+            self._under_capture = False
         self._pool = self._pool or graph.pool()
         return _Captured(graph, still, losses)
 
@@ -182,6 +213,12 @@ class _Captured:
             for target, source in zip(_tensors(still), _tensors(part), strict=True):
                 if target is not None and source is not None:
                     target.copy_(source, non_blocking=True)
+
+
+def backward(loss: Tensor, losses: Losses) -> Losses:
+    """Add a loss's gradients to the parameters'; return the tasks' losses as values."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    return {task: value.detach() for task, value in losses.items()}
 
 
 def _tensors(part: TaskBatch) -> list[Tensor | None]:

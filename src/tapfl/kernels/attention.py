@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-HELD = 256 * 64  # elements of a head's keys: more do not fit into registers
+from tapfl.kernels.memory import plenty
+
+HELD = 256 * 64  # elements of a head's keys: more do not fit into registers and shared memory
 MAX_TOKENS = 512
 FEW_TOKENS = 128
 HOPPER = (9, 0)
@@ -119,9 +121,9 @@ TUNED = {
 }
 
 
-def max_tokens(size: int) -> int:
+def max_tokens(size: int, device: torch.device) -> int:
     """Return the longest sequence that the kernel takes, for heads of a size."""
-    return min(MAX_TOKENS, HELD // size)
+    return min(MAX_TOKENS, (HELD if plenty(device) else HELD // 2) // size)
 
 
 class Attention(torch.autograd.Function):

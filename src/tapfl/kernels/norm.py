@@ -52,7 +52,7 @@ def _norm_forward(x, y, s, h, mean, rstd, gamma, beta, rows, per_x, x_row, eps, 
 def _norm_backward(dh, dres, s, mean, rstd, gamma, a, seed, ds, rows, threshold, scale, tokens,
                    cut, second, per_branch, W: tl.constexpr, K: tl.constexpr,
                    USED: tl.constexpr, BW: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr,
-                   HAS_RES: tl.constexpr, HAS_NORM: tl.constexpr, POST: tl.constexpr,
+                   HAS_NORM: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr,
                    DROP: tl.constexpr, SEGMENTS: tl.constexpr):
     stream = tl.program_id(1)
     row = (tl.program_id(0) * BM + tl.arange(0, BM)).to(tl.int64)
@@ -82,7 +82,7 @@ def _norm_backward(dh, dres, s, mean, rstd, gamma, a, seed, ds, rows, threshold,
             kept = keeps(seed, start.to(tl.int32) + row, 0, threshold, BW)
             extra = tl.where(kept, extra * scale, 0.0)
         grad += extra
-    if HAS_RES and POST:
+    if BEFORE:  # what goes on is the norm's output
         grad += tl.load(dres + start * W + at, inside, other=0.0).to(tl.float32)
     if HAS_NORM:
         v = tl.load(s + start * W + at, inside, other=0.0)
@@ -93,7 +93,7 @@ def _norm_backward(dh, dres, s, mean, rstd, gamma, a, seed, ds, rows, threshold,
         along = tl.sum(grad * unit, 1) / W
         level = tl.sum(grad, 1) / W
         grad = (grad - level[:, None] - unit * along[:, None]) * r[:, None]
-    if HAS_RES and not POST:
+    if AFTER:  # what goes on is its input
         grad += tl.load(dres + start * W + at, inside, other=0.0).to(tl.float32)
     tl.store(ds + start * W + at, grad.to(ds.dtype.element_ty), inside)
 
@@ -149,8 +149,9 @@ class NormPrologue(torch.autograd.Function):
             _norm_backward[(triton.cdiv(rows, block), streams)](
                 dh, ds.contiguous() if ds is not None else out, s, mean, rstd,
                 h if gamma is None else gamma, a if a is not None else h, seed, out, rows, W=width,
-                K=k, BW=power(width), BM=block, HAS_RES=ds is not None,
-                HAS_NORM=gamma is not None, POST=ctx.post, num_warps=warps, **settings)
+                K=k, BW=power(width), BM=block, HAS_NORM=gamma is not None,
+                BEFORE=ds is not None and ctx.post, AFTER=ds is not None and not ctx.post,
+                num_warps=warps, **settings)
         da = None
         if ctx.needs_input_grad[2]:
             da = factor_gradient(dh, h, seed, ctx.columns, ctx.p, width).to(a.dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tapfl.kernels.columns import SIZES, Columns, column_arguments, in_segment, power
 from tapfl.kernels.dropout import dropout_arguments, keeps
+from tapfl.kernels.memory import stages
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -46,7 +47,7 @@ def project(h: Tensor, a: Tensor | None, columns: Columns, p: float, seed: Tenso
     width = a.shape[2]
     _project[(triton.cdiv(rows, 32), streams)](
         h, a, seed, rows, W=width, K=k, BC=min(128, power(width)), BM=32, num_warps=4,
-        **column_arguments(columns), **dropout_arguments(p))
+        **column_arguments(columns), **dropout_arguments(p), **stages(h.device))
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -84,8 +85,9 @@ def factor_gradient(dh: Tensor, h: Tensor, seed: Tensor, columns: Columns, p: fl
     steps = 2 if rows > 4096 else 1
     splits = triton.cdiv(rows, 64 * steps)
     parts = torch.empty(streams, splits, columns.used, width, device=h.device)
-    block = min(128, power(width))
+    block, settings = min(128, power(width)), column_arguments(columns)
+    warps = 8 if settings["BR"] > 128 else 4  # fewer would not hold the sums in their registers
     _factor_gradient[(triton.cdiv(width, block), splits, streams)](
-        dh, h, parts, seed, rows, steps, W=width, K=k, BC=block, BM=64,
-        **column_arguments(columns), **dropout_arguments(p))
+        dh, h, parts, seed, rows, steps, W=width, K=k, BC=block, BM=64, num_warps=warps,
+        **settings, **dropout_arguments(p), **stages(h.device))
     return parts.sum(dim=1)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tapfl.kernels.attention import HEAD_SIZES, Attention, max_tokens
 from tapfl.kernels.columns import Columns
+from tapfl.kernels.entropy import CrossEntropy
 from tapfl.kernels.gelu import GeluPrologue
 from tapfl.kernels.linear import FrozenLinear
 from tapfl.kernels.norm import NormPrologue
@@ -32,7 +33,7 @@ def attend(layer: TransformerLayer, tokens: Residual, keys: Keys, lora: Factors 
     streams, batch, length, width = tokens.shape
     x, h, branches, b = _prologue(layer.norm1 if layer.pre_norm else None, tokens, lora)
     qkv = _linear(h, *packed, b).view(streams, batch, length, branches, 3 * width)
-    if length <= max_tokens(width // layer.heads):
+    if length <= max_tokens(width // layer.heads, qkv.device):
         out = _apply(Attention, qkv, keys.mask, layer.heads, keys.cut, keys.privates)
     else:
         plain = qkv.permute(0, 3, 1, 2, 4).reshape(-1, batch, length, 3 * width)
@@ -53,6 +54,12 @@ def feed_forward(layer: TransformerLayer, tokens: Residual, up: Factors | None,
     out = out.view(streams * branches, batch, length, width)
     return Residual(x, out if adapter is None else adapter(out),
                     None if layer.pre_norm else layer.norm2)
+
+
+def entropies(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the cross-entropy of every row; zero where the target is negative."""
+    losses: Tensor = _apply(CrossEntropy, logits, target)
+    return losses
 
 
 def total(tokens: Residual) -> Tensor:

@@ -92,6 +92,11 @@ class Foundation(nn.Module):
         return self
 
     @property
+    def uses_kernels(self) -> bool:
+        """Whether the backbone's layers go through kernels."""
+        return bool(self.layers[0].fast)
+
+    @property
     def execution_modes(self) -> dict[str, int]:
         """How many layers go through kernels, are compiled, or run as they are."""
         layers = [m for m in self.modules() if isinstance(m, TransformerLayer)]

@@ -119,7 +119,8 @@ class Network(nn.Module):
     def loss(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the task's loss, unweighted."""
         spec = self.ownership.task(task)
-        return task_loss(spec, outputs.prediction, *self._target(spec, batch), batch.real)
+        return task_loss(spec, outputs.prediction, *self._target(spec, batch), batch.real,
+                         batch.whole, self._entropies())
 
     def sample_losses(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the loss of every sample."""
@@ -134,6 +135,14 @@ class Network(nn.Module):
             return self.normalize(_need(task, batch.image, "image")), None
         target = _need(task, batch.answer, "answer")[:, 1:]
         return target, None if batch.answer_mask is None else batch.answer_mask[:, 1:]
+
+    def _entropies(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Return the kernel for the loss of tokens, where kernels are in use."""
+        if not self.foundation.uses_kernels:
+            return None
+        from tapfl.model import fast
+
+        return fast.entropies
 
     @torch.no_grad()
     def generate(self, task: str, batch: Batch, *, start: int, end: int, pad: int,

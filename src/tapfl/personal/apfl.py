@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tapfl.blocks import BlockState
 from tapfl.data.batches import TaskBatch
-from tapfl.federated.stepper import Stepper
+from tapfl.federated.stepper import Stepper, backward
 from tapfl.federated.still import Still
 from tapfl.federated.training import Minibatch, Step, task_objective
 from tapfl.personal.beside import Beside, Notes
@@ -77,20 +77,18 @@ class Apfl(Beside):
         with torch.no_grad():
             torch._foreach_copy_(v, [*parameters])
             _mix(parameters, w, self._alpha)
-        loss, losses = task_objective(stepper.network, parts)
-        slope = self._gradients(loss, parameters, v, w)
+        losses = stepper.gather(lambda piece: backward(*task_objective(stepper.network, piece)),
+                                parts)
+        slope = self._gradients(parameters, v, w)
         with torch.no_grad():
             torch._foreach_copy_([*parameters], v)
         stepper.move(parameters)
         self._alpha.sub_(self.context.config.apfl.rate * slope).clamp_(0, 1)
-        return {task: value.detach() for task, value in losses.items()}
+        return losses
 
-    def _gradients(self, loss: Tensor, parameters: Sequence[nn.Parameter], v: Sequence[Tensor],
+    def _gradients(self, parameters: Sequence[nn.Parameter], v: Sequence[Tensor],
                    w: Sequence[Tensor]) -> Tensor:
-        """Set the gradients of v, alpha times the mixture's; return that of alpha."""
-        for parameter in parameters:
-            parameter.grad = None
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Turn the mixture's gradients into those of v, alpha times as large; return alpha's."""
         # Parameters of tasks that are not in the minibatch have no gradient, and stay.
         seen = [(p.grad, own, other) for p, own, other in zip(parameters, v, w, strict=True)
                 if p.grad is not None]
