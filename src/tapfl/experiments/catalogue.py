@@ -71,8 +71,8 @@ MODELS = {
     "offline-pair": Model("offline-pair", "flava", {}, _SHORT, _SIZES, _FEW),
     # In the miniature world, too, a client shall read its data about once, as in the paper.
     "mini": Model("miniature", "flava", {"data": {"train": 2400}}, {
-        "data": {"train": 800, "test": 40}, "federation": {"groups": 1},
-        "train": {"rounds": 16, "local_steps": 4, "warmup_rounds": 4}, "post": {"steps": 8}},
+        "data": {"train": 400, "test": 20}, "federation": {"groups": 1},
+        "train": {"rounds": 8, "local_steps": 3, "warmup_rounds": 2}, "post": {"steps": 4}},
         (150, 300, 600, 1200, 2400, 4800), _FEW)}
 SCALES = ("small", "paper")
 
