@@ -47,8 +47,6 @@ class Proximal:
 
 def _part(parts: Sequence[TaskBatch]) -> float | Tensor:
     """Return how much of its minibatch this is: where it goes in pieces, each has its part."""
-    if all(part.batch.whole is None for part in parts):
-        return 1.0
     shares = []
     for part in parts:
         whole, real = part.batch.whole, part.batch.real
