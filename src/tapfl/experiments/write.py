@@ -12,7 +12,7 @@ from tapfl.engine.files import replacing
 from tapfl.engine.record import read_record
 from tapfl.evaluation.metrics import GENERAL, METRIC_ORDER, metric_kind
 from tapfl.evaluation.significance import ALPHA, welch
-from tapfl.experiments.catalogue import FAMILY, Experiment, Model, Part
+from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.experiments.plan import Plan
 from tapfl.experiments.results import SeedOfPart, seeds_of
 from tapfl.report.footprint import block_rows, footprint
@@ -193,9 +193,15 @@ def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
 
 
 def _footprint(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
-    folders = dict.fromkeys(seed.sources[method][0] for seed in seeds for method in FAMILY)
+    """The costs of the part's methods; its runs may have made others besides."""
+    names = {seed.sources[method] for seed in seeds for method in part.methods}
+    folders = dict.fromkeys(folder for folder, _ in sorted(names))
+    others = {(folder.name, name) for folder in folders
+              for name in read_record(folder).config.methods} - {
+                  (folder.name, name) for folder, name in names}
     costs = [footprint(folder) for folder in folders]
-    return [_section("Parameters, memory, time and traffic", footprint_rows(costs)),
+    rows = [row for row in footprint_rows(costs) if (row["run"], row["setting"]) not in others]
+    return [_section("Parameters, memory, time and traffic", rows),
             _section("Traffic by block", block_rows(costs[0]))]
 
 
