@@ -1,7 +1,12 @@
 """Every experiment of every model is a valid configuration, and asks for what it says."""
 
+import re
+import runpy
+from pathlib import Path
+
 import pytest
 
+from tapfl.config import Config
 from tapfl.data.federation import load_federation
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import (
@@ -117,10 +122,23 @@ def test_the_papers_figures_stand_beside_the_same_backbone():
     assert _setting(experiment, experiment.parts[0], MODELS["flava"]) is None
 
 
+def test_the_documents_own_experiment(tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    path = tmp_path / "own.py"
+    path.write_text("from __future__ import annotations\n"
+                    "from tapfl.experiments.catalogue import FAMILY, Experiment, Model, Part\n\n"
+                    + code)
+    experiment = runpy.run_path(str(path))["_batches"](MODELS["mini"], True)
+    sizes = [needed_models(part, MODELS["mini"], True, 41, None, "")[0].config.train.batch_size
+             for part in experiment.parts]
+    assert sizes == [16, 64]
+    named = set(re.findall(r"^\| `(\w+)` \| [A-Z]", text, re.M))
+    assert named == set(NAMES)
+
+
 def test_variants_and_leads_stand_on_fedavg():
     config = MODELS["mini"].config(True).model_dump() | {
         "methods": [*RULES, *STRONG_KD], "variants": {**RULES, **STRONG_KD}}
-    from tapfl.config import Config
-
     assert {s.federated for s in method_specs(Config.model_validate(config))} == {"fedavg"}
     assert ("tap", "fedavg+post") in LEADS
