@@ -152,11 +152,13 @@ def _run(options: argparse.Namespace) -> None:
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
     config = _run_config(options)
     if options.seeds is not None:
-        if options.preset is None or options.seed is not None:
-            raise TapflError("--seeds: expected a preset or a file, and no --seed")
+        if options.preset is None or options.seed is not None or options.tensorboard:
+            raise TapflError("--seeds: expected a preset or a file, no --seed and no --tensorboard")
         run_seeds(config, options.out or Path("runs") / f"{Path(options.preset).stem}-seeds",
                   options, options.modules or _beside(options.preset))
         return
+    if options.jobs is not None or options.devices != "auto":
+        raise TapflError("--devices and --jobs are for several --seeds; one run takes --device")
     out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
     display = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
     try:

@@ -99,8 +99,24 @@ def test_what_a_setting_holds():
     assert len(figures()) == 945 + 18
 
 
+def test_tables_of_margins_and_of_validation_losses_have_their_own_names():
+    flava, vilt = published("flava-margins"), published("vilt-margins")
+    assert flava["tap-margins-1-4", IMAGE_CLASSIFICATION, "accuracy"].mean == 51.85
+    assert flava["tap-margins-5-10", IMAGE_GENERATION, "mse"].mean == 0.5014
+    assert vilt["tap-margins-2-5", "fmnist", "mse"].mean == 0.6071
+    assert {m for m, *_ in vilt if m.startswith("tap-margins")} == {
+        "tap-margins-1-4", "tap-margins-2-5", "tap-margins-5-10"}
+    # The usual margins stand in the main tables.
+    assert flava["tap", "mmlu", "bertscore"] == published("flava")["tap", "mmlu", "bertscore"]
+    validation = published("flava-validation")
+    for method, name in (("tap", "TAP (train)"), ("tap-validation", "TAP (val)")):
+        assert validation[method, "cifar100", "accuracy"].method == name
+    assert method_name("tap-margins-5-10") == "TAP, margins 0.05 / 0.1"
+
+
 def test_settings_and_methods_are_those_of_the_presets():
-    assert set(SETTINGS) - set(preset_names()) == {"flava-validation"}
+    assert set(SETTINGS) - set(preset_names()) == {
+        "flava-validation", "flava-margins", "vilt-margins"}
     for name in ("flava", "vilt"):
         assert set(load_config(name).methods) <= set(METHODS)
         file = load_federation(FederationConfig(layout=name, groups=1))

@@ -20,13 +20,17 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Methods to compare under one setting: ``changes`` are laid over the model's configuration."""
+    """Methods to compare under one setting: ``changes`` are laid over the model's configuration.
+
+    ``paper`` ends the name of the paper's figures, where these are not the experiment's.
+    """
 
     title: str
     methods: tuple[str, ...]
     changes: Values = field(default_factory=dict)
     variants: Values = field(default_factory=dict)
     leads: tuple[tuple[str, str], ...] = ()  # pairs: by how much is the first better?
+    paper: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def _standard(model: Model, small: bool) -> Experiment:
             "tap-soft")
     return Experiment("standard", "What does the routed backbone bring?", (
         Part("A standard transformer as backbone", rows, {"backbone": {"kind": "standard"}}),
-        Part("The routed backbone", rows)), paper="-standard")
+        Part("The routed backbone", rows, paper="")), paper="-standard")
 
 
 def _deep(model: Model, small: bool) -> Experiment:

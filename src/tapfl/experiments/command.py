@@ -59,10 +59,22 @@ def add_places(verb: argparse.ArgumentParser) -> None:
 
 def read_seeds(text: str) -> list[int]:
     """Read ``41,42,43``."""
-    words = text.split(",")
-    if not all(word.strip().isdigit() for word in words) or len(set(words)) < len(words):
+    from tapfl.config import SEED
+
+    words = [word.strip() for word in text.split(",")]
+    seeds = [int(word) for word in words if word.isdecimal() and len(word) < 20]
+    if len(set(seeds)) < len(words) or max(seeds) > SEED:
         raise TapflError(f"--seeds {text}: expected different numbers with commas, e.g. 41,42,43")
-    return [int(word) for word in words]
+    return seeds
+
+
+def _check_folder(out: Path) -> None:
+    """Refuse an --out that is no folder, or is below something that is none."""
+    for path in (out, *out.parents):
+        if path.is_dir():
+            return
+        if path.exists():
+            raise TapflError(f"--out {out}: {path} is not a folder")
 
 
 def _reproduce(options: argparse.Namespace) -> None:
@@ -79,6 +91,7 @@ def _reproduce(options: argparse.Namespace) -> None:
                             else None)
     if data is not None and not data.is_dir():
         raise TapflError(f"--data {data}: no such folder")
+    _check_folder(out)
 
     def planned() -> Any:
         return make_plan(chosen, MODELS[options.model], small, seeds, out, data,
@@ -86,24 +99,43 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     plan = planned()
     where = _places(options)
-    print(_described(plan, chosen, len(seeds), len(where)))
+    print(_described(plan, chosen, len(seeds), len(where)), flush=True)
     if options.dry_run:
         return
+    failed = []
     if plan.missing:
         from tapfl.experiments.execute import Job
 
-        _execute([Job(run.folder, run.config, run.resumes) for run in plan.missing], where)
+        failed = _execute([Job(run.folder, run.config, run.resumes) for run in plan.missing],
+                          where)
         plan = planned()
     for number, experiment in enumerate(chosen):
-        print(f"{experiment.name}: " + "   ".join(str(path) for path in write_experiment(
-            plan, number, experiment, MODELS[options.model], out, options.paper)))
+        if plan.has(number):
+            print(f"{experiment.name}: " + "   ".join(str(path) for path in write_experiment(
+                plan, number, experiment, MODELS[options.model], out, options.paper)))
+        else:
+            print(f"{experiment.name}: not written, some of its runs are missing")
+    _end(failed, plan.missing)
+
+
+def _end(failed: Sequence[Any], missing: Sequence[Any] = ()) -> None:
+    """Say what is not there after all runs have ended."""
+    for outcome in failed:
+        print(f"{outcome.job.folder.name}: {outcome.fault} ({outcome.job.log})", file=sys.stderr)
+    if failed:
+        raise TapflError(f"{len(failed)} run(s) failed; the others are kept, the same command "
+                         "tries again")
+    if missing:
+        raise TapflError(f"{len(missing)} run(s) are still missing: tapfl's code changed while "
+                         "they ran; the same command makes them anew")
 
 
 def _places(options: argparse.Namespace) -> Any:
     from tapfl.engine.run import pick_device
     from tapfl.experiments.execute import places
 
-    devices = [pick_device("auto")] if options.devices == "auto" else options.devices.split(",")
+    one = getattr(options, "device", "auto")  # `run` takes one device, too
+    devices = [pick_device(one)] if options.devices == "auto" else options.devices.split(",")
     return places(devices, options.jobs)
 
 
@@ -111,10 +143,9 @@ def _described(plan: Any, chosen: Sequence[Any], seeds: int, at_once: int) -> st
     """Return the plan in words."""
     lines = [f"{e.name:<14} {len(e.parts)} part(s): {e.question}" for e in chosen]
     resumed = sum(run.resumes for run in plan.missing)
-    done = plan.federated_runs - len({run.folder for run in plan.missing})
     lines += ["", f"models to compare: {plan.models} ({seeds} seed(s)); one run for each would be "
               f"{plan.models} runs",
-              f"federated runs needed: {plan.federated_runs}; there: {max(0, done)}; to run: "
+              f"federated runs needed: {plan.federated_runs}; there: {plan.complete_runs}; to run: "
               f"{len(plan.missing)}" + (f" ({resumed} to go on with)" if resumed else "")]
     for run in plan.missing:
         lines.append(f"  {run.folder.name}: {', '.join(run.config.methods)}"
@@ -125,40 +156,36 @@ def _described(plan: Any, chosen: Sequence[Any], seeds: int, at_once: int) -> st
 
 def _expected(plan: Any, at_once: int) -> str:
     """Return how long it may take, judged by the runs that are there."""
-    from tapfl.engine.record import read_record
-
-    def work(config: Any) -> float:
-        """Steps of training, roughly: each personal model costs about what W does."""
-        train, personal = config.train, sum("+" in m or m.startswith("tap")
-                                            for m in config.methods)
-        return float(train.rounds * train.cohort * train.local_steps * (1 + personal))
+    from tapfl.experiments.execute import expected_seconds
 
     if not plan.missing:
         return "expected time: none, all runs are there"
-    known = [read_record(folder) for folder in {folder for folder, _ in plan.there.values()}]
+    known = [record for record in plan.finished if record.times]
     if not known:
         return "expected time: not known before the first run is done"
-    rate = sum(r.seconds for r in known) / sum(work(r.config) for r in known)
-    seconds = rate * sum(work(run.config) for run in plan.missing) / at_once
-    return f"expected time: about {seconds / 60:.0f} min, judged by {len(known)} run(s)"
+    each = expected_seconds(known, [run.config for run in plan.missing])
+    minutes = max(sum(each) / at_once, max(each)) / 60
+    return (f"expected time: about {minutes:.0f} min" if minutes >= 1 else
+            "expected time: less than a minute") + f", judged by {len(known)} run(s)"
 
 
-def _execute(jobs: Sequence[Any], where: Any) -> None:
-    from tapfl.experiments.execute import execute
+def _execute(jobs: Sequence[Any], where: Any) -> list[Any]:
+    """Run jobs; return those that failed."""
+    from tapfl.experiments.execute import check_devices, execute
 
+    check_devices(where)
     started = time.monotonic()
     display = _Display(len(jobs))
     try:
         outcomes = execute(jobs, where, display)
+    except KeyboardInterrupt:
+        print("tapfl: the same command goes on where this one stops", file=sys.stderr)
+        raise
     finally:
         display.close()
     failed = [outcome for outcome in outcomes if outcome.fault]
     print(f"{len(outcomes) - len(failed)} run(s) in {(time.monotonic() - started) / 60:.1f} min")
-    for outcome in failed:
-        print(f"{outcome.job.folder.name}: {outcome.fault} ({outcome.job.log})", file=sys.stderr)
-    if failed:
-        raise TapflError(f"{len(failed)} of {len(outcomes)} runs failed; the others are kept, the "
-                         "same command tries again")
+    return failed
 
 
 class _Display:
@@ -179,7 +206,8 @@ class _Display:
     def __call__(self, status: Any) -> None:
         for outcome in status.done[self.told:]:
             self.told += 1
-            how = outcome.fault or f"{outcome.seconds:.0f} s"
+            how = (f"failed, see {outcome.job.log}" if outcome.fault else
+                   f"{outcome.seconds:.0f} s")
             line = f"{self.told}/{self.total} {outcome.job.folder.name}: {how}"
             if self._bars is None:
                 print(line, file=sys.stderr, flush=True)
@@ -195,7 +223,7 @@ class _Display:
         for job in status.running:
             if job.folder not in self._tasks:
                 self._tasks[job.folder] = self._bars.add_task(
-                    job.folder.name, total=job.config.train.rounds)
+                    job.folder.name, total=job.total)
             self._bars.update(self._tasks[job.folder], completed=job.rounds())
 
     def close(self) -> None:
@@ -211,18 +239,32 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
     from tapfl.experiments.execute import Job
     from tapfl.report.tables import show
 
+    _check_folder(out)
     jobs, folders = [], []
     for seed in read_seeds(options.seeds):
-        folder = out / f"seed{seed}"
+        folder, own = out / f"seed{seed}", config.model_copy(update={"seed": seed})
         folders.append(folder)
         begun = (folder / "run.json").is_file()
         if begun and not options.resume:
             raise TapflError(f"{folder} already holds a run: continue it with --resume, or choose "
                              "another --out")
-        if not (begun and read_record(folder).finished):
-            jobs.append(Job(folder, config.model_copy(update={"seed": seed}), begun, modules))
+        record = read_record(folder) if begun else None
+        if record is not None:
+            _check_same(folder, record.config, own)
+        if record is None or not record.finished:
+            jobs.append(Job(folder, own, begun, modules))
     if jobs:
-        _execute(jobs, _places(options))
+        _end(_execute(jobs, _places(options)))
     rows = [row for folder in folders for row in read_results(folder / "results.csv")]
     show(rows, config.methods)
     print(f"runs: {'   '.join(str(folder) for folder in folders)}")
+
+
+def _check_same(folder: Path, before: Any, now: Any) -> None:
+    """Refuse to go on with, or to show, runs of another configuration."""
+    old, new = (config.model_dump(exclude={"checkpoint": True, "speed": True, "threads": True,
+                                           "data": {"folder"}}) for config in (before, now))
+    for section, value in new.items():
+        if old[section] != value:
+            raise TapflError(f"{folder}: this run was started with another '{section}' "
+                             f"({old[section]}); choose another --out")

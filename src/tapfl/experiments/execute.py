@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,10 +16,16 @@ from pathlib import Path
 import yaml
 
 from tapfl.config import Config
+from tapfl.data.federation import load_federation
+from tapfl.engine.record import RunRecord
 from tapfl.errors import TapflError
+from tapfl.methods import federated_runs, method_specs
 
 POLL = 0.2  # seconds
 GRACE = 60.0  # seconds that a run gets to write its last whole round down
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_C = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PARENT_DEATH_SIGNAL = 1  # of prctl
 
 
 @dataclass
@@ -34,6 +41,11 @@ class Job:
     def log(self) -> Path:
         """What the run prints."""
         return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def total(self) -> int:
+        """How many rounds it has, over all its federated runs."""
+        return self.config.train.rounds * len(federated_runs(method_specs(self.config)))
 
     @property
     def file(self) -> Path:
@@ -88,15 +100,52 @@ def places(devices: Sequence[str], jobs: int | None) -> list[Place]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (
         os.cpu_count() or 1)
     found = []
-    for device in devices:
+    for device in dict.fromkeys(devices):
         if device != "cpu" and device.partition(":")[0] != "cuda":
             raise TapflError(f"--devices {device}: expected cpu, cuda or cuda:N")
-        if device.partition(":")[2] and not device.partition(":")[2].isdigit():
+        if device.partition(":")[2] and not device.partition(":")[2].isdecimal():
             raise TapflError(f"--devices {device}: expected a number after the colon")
         count = jobs or (cores if device == "cpu" else 1)
         threads = max(1, cores // count) if device == "cpu" else None
         found += [Place(device, threads) for _ in range(count)]
     return found
+
+
+def expected_seconds(known: Sequence[RunRecord], wanted: Sequence[Config]) -> list[float]:
+    """Return how long runs may take, judged by those that are done.
+
+    Rounds cost by the models that train in them, the end by what is made and evaluated there.
+    """
+    sizes = [_sizes(record.config) for record in known]
+    times = [(sum(t.rounds for t in record.times.values()),
+              sum(t.final for t in record.times.values())) for record in known]
+    rounds, final = (sum(time[i] for time in times) / max(1, sum(size[i] for size in sizes))
+                     for i in (0, 1))
+    start = sum(max(0.0, record.seconds - sum(time))
+                for record, time in zip(known, times, strict=True)) / len(known)
+    return [start + rounds * steps + final * models for steps, models in map(_sizes, wanted)]
+
+
+def _sizes(config: Config) -> tuple[int, int]:
+    """Return the steps of all models that train in rounds, and how many there are in the end."""
+    train, specs = config.train, method_specs(config)
+    clients = len(load_federation(config.federation).clients) * config.federation.groups
+    # Post-training happens in the end; other personal models train beside W.
+    beside = sum(spec.personalizer not in ("", "post", "post2") for spec in specs)
+    steps = train.rounds * train.cohort * train.local_steps
+    return steps * (len(federated_runs(specs)) + beside), clients * len(specs)
+
+
+def check_devices(where: Sequence[Place]) -> None:
+    """Refuse GPUs that are not here: every run would fail."""
+    import torch
+
+    count = torch.cuda.device_count()
+    for place in where:
+        kind, _, number = place.device.partition(":")
+        if kind == "cuda" and int(number or 0) >= count:
+            raise TapflError(f"--devices {place.device}: there is no such GPU here ({count} in "
+                             "all)")
 
 
 def execute(jobs: Sequence[Job], where: Sequence[Place],
@@ -118,23 +167,48 @@ def execute(jobs: Sequence[Job], where: Sequence[Place],
 
 
 def _start(place: Place, job: Job) -> None:
-    job.folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        if not job.resumes:
+            text = yaml.safe_dump(job.config.model_dump(mode="json"), sort_keys=False)
+            job.file.write_text(text, encoding="utf-8")
+        with job.log.open("ab") as log:
+            # A group of its own: Ctrl-C reaches this process alone, which ends its runs in order.
+            place.process = subprocess.Popen(
+                _command(place, job), env=_environment(place), stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, process_group=0, preexec_fn=_end_with_parent)
+    except OSError as error:
+        raise TapflError(f"{job.folder.parent}: cannot start a run here ({error})") from None
+    place.job, place.started = job, time.monotonic()
+
+
+def _command(place: Place, job: Job) -> list[str]:
+    """Return the command of a run; one that was begun before keeps its configuration."""
     command = [sys.executable, "-m", "tapfl", "run"]
     if job.resumes:
         command += ["--resume"]
+        command += ["--data", job.config.data.folder] if job.config.data.folder else []
     else:
-        job.file.write_text(yaml.safe_dump(job.config.model_dump(mode="json"), sort_keys=False))
         command += [str(job.file)]
-        command += ["--threads", str(place.threads)] if place.threads else []
+        if place.threads and not job.config.threads:
+            command += ["--threads", str(place.threads)]
     command += ["--out", str(job.folder), "--device", place.device.partition(":")[0]]
-    command += ["--modules", str(job.modules)] if job.modules else []
-    env = dict(os.environ)
-    if place.device.partition(":")[2]:
-        env["CUDA_VISIBLE_DEVICES"] = place.device.partition(":")[2]
-    with job.log.open("ab") as log:
-        place.process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log,
-                                         stderr=subprocess.STDOUT)
-    place.job, place.started = job, time.monotonic()
+    return command + (["--modules", str(job.modules)] if job.modules else [])
+
+
+def _environment(place: Place) -> dict[str, str]:
+    """Return a run's environment: ``cuda:1`` is the second GPU that this process may use."""
+    number = place.device.partition(":")[2]
+    if not number:
+        return dict(os.environ)
+    mine = [each.strip() for each in os.environ.get(VISIBLE, "").split(",") if each.strip()]
+    return {**os.environ, VISIBLE: mine[int(number)] if int(number) < len(mine) else number}
+
+
+def _end_with_parent() -> None:
+    """In the new process: end as by SIGTERM when the parent is gone, even if it was killed."""
+    if _C is not None:
+        _C.prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _ended(place: Place) -> bool:
@@ -147,7 +221,8 @@ def _outcome(place: Place) -> Outcome:
     code, fault = place.process.returncode, None
     if code:
         lines = place.job.log.read_text(errors="replace").strip().splitlines()
-        fault = f"exit status {code}: {lines[-1] if lines else 'no message'}"
+        how = f"exit status {code}" if code > 0 else f"killed by signal {-code}"
+        fault = f"{how}; last line: {lines[-1] if lines else 'none'}"
     outcome = Outcome(place.job, time.monotonic() - place.started, fault)
     place.job = place.process = None
     return outcome

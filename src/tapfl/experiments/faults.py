@@ -20,7 +20,7 @@ from tapfl.federated.method import FedAvg
 from tapfl.federated.training import weighted
 from tapfl.model.network import Network
 from tapfl.personal.tap import Distillation, Tap
-from tapfl.tasks import at_least_fp32
+from tapfl.tasks import Batch, at_least_fp32, mean_of_real
 
 BACKBONE = ("mote/", "mome/", STANDARD_BACKBONE)
 MICRO = 4  # minibatches of 128 came in micro-batches of 32, and P counted these
@@ -60,14 +60,15 @@ class _Summed(Distillation):
             with torch.no_grad():
                 taught = self.teacher(part.task, part.batch).prediction
             weight = settings.distill_weights.of(tasks[part.task].kind)
-            extra.append(weight * _summed(taught, outputs.prediction))
+            extra.append(weight * _summed(taught, outputs.prediction, part.batch))
         return weighted(losses, parts) + torch.stack(extra).sum(), losses
 
 
-def _summed(teacher: Tensor, student: Tensor) -> Tensor:
+def _summed(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
     """Return the KL of a sample, summed over all its distributions; the mean over samples."""
     p, q = (F.log_softmax(at_least_fp32(x), dim=-1) for x in (teacher, student))
-    return F.kl_div(q, p, log_target=True, reduction="sum") / len(teacher)
+    kl = F.kl_div(q, p, log_target=True, reduction="none")
+    return mean_of_real(kl.flatten(1).sum(dim=1), batch.real)
 
 
 _UNSENT = f"{__name__}:UnsentBackbone"

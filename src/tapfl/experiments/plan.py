@@ -7,25 +7,32 @@ part of its folder's name; run.json says which models it has.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tapfl.config import Config
+from tapfl.config import Config, FederationConfig
+from tapfl.data.federation import load_federation
 from tapfl.engine.record import FILE, RunRecord, code_digest, read_record
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import Experiment, Model, Part
-from tapfl.methods import PERSONAL_SECTIONS, MethodSpec, folder_name, method_specs
+from tapfl.methods import PERSONAL_SECTIONS, MethodSpec, folder_name, is_ours, method_specs
+from tapfl.model.foundation import SHIPPED
+from tapfl.reading import check
 
 # What a federated run's results do not depend on: where and how fast it is computed, and who
-# watches.
+# watches. What files hold counts (see ``_contents``), not where they lie.
 ASIDE: Any = {**dict.fromkeys(("methods", "variants", "own", "checkpoint", "speed", "threads",
-                               *PERSONAL_SECTIONS), True), "data": {"folder"}}
-FOLDER = re.compile(r".*-([0-9a-f]{10})-([0-9a-f]{6})(-\d+)?")
+                               *PERSONAL_SECTIONS), True),
+              "data": {"folder"}, "federation": {"file"}}
+VERSION = 6  # so many digits of the code's checksum are in a folder's name
+FOLDER = re.compile(rf".*-([0-9a-f]{{10}})-([0-9a-f]{{{VERSION}}})(-\d+)?")
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Plan:
     needed: dict[tuple[int, int, int], list[Needed]]  # (experiment, part, seed) -> models
     there: dict[str, tuple[Path, str]]  # key -> a finished run, and the model's name in it
     missing: list[Run] = field(default_factory=list)
+    finished: list[RunRecord] = field(default_factory=list)  # all runs that are done, needed or not
 
     @property
     def models(self) -> int:
@@ -65,6 +73,18 @@ class Plan:
     def federated_runs(self) -> int:
         """How many federated runs they stand on."""
         return len({model.base for models in self.needed.values() for model in models})
+
+    @property
+    def complete_runs(self) -> int:
+        """How many of these have all their models already."""
+        return self.federated_runs - len({
+            model.base for models in self.needed.values() for model in models
+            if model.key not in self.there})
+
+    def has(self, experiment: int) -> bool:
+        """Return whether all models of an experiment are there."""
+        return all(model.key in self.there for (e, _, _), models in self.needed.items()
+                   if e == experiment for model in models)
 
 
 def make_plan(experiments: Sequence[Experiment], model: Model, small: bool, seeds: Sequence[int],
@@ -77,7 +97,7 @@ def make_plan(experiments: Sequence[Experiment], model: Model, small: bool, seed
         for seed in seeds}
     plan = Plan(needed, {})
     unfinished = _look(out, plan, any_version)
-    _add_missing(plan, out, unfinished)
+    _add_missing(plan, out, unfinished, data)
     return plan
 
 
@@ -87,21 +107,58 @@ def needed_models(part: Part, model: Model, small: bool, seed: int, data: Path |
     config = model.config(small, part.changes)
     config = config.model_copy(update={
         "seed": seed, "methods": list(part.methods),
-        "checkpoint": config.checkpoint.model_copy(update={"models": False}),
-        "data": config.data.model_copy(update={"folder": str(data) if data else None})})
-    config = Config.model_validate(config.model_dump() | {"variants": dict(part.variants)})
+        "checkpoint": config.checkpoint.model_copy(update={"models": False})})
+    values = _reading(config, data).model_dump() | {"variants": dict(part.variants)}
+    config = check(Config, values, part.title)
     return [Needed(spec, config, *keys(spec, files)) for spec in method_specs(config)]
 
 
 def keys(spec: MethodSpec, files: str = "") -> tuple[str, str]:
-    """Return the hashes of a method's federated run and of its model."""
-    settings = spec.config.model_dump(mode="json", exclude=ASIDE)
-    base = _hash([settings, spec.federated, spec.config.own.get(
-        spec.federated.partition(":")[2], {}), files])
+    """Return the hashes of a method's federated run and of its model.
+
+    Settings at their defaults do not count: a version with more settings still finds old runs.
+    """
+    config = spec.config
+    settings = config.model_dump(mode="json", exclude=ASIDE, exclude_defaults=True)
+    own = config.own.get(spec.federated.partition(":")[2], {})
+    base = _hash([settings, spec.federated, own, files, _contents(config),
+                  _source(spec.federated)])
+    return base, _key(spec, base)
+
+
+def _key(spec: MethodSpec, base: str) -> str:
+    """Return the hash of a model that stands on a federated run."""
     if not spec.personalizer:
-        return base, _hash([base])
-    personal = spec.config.model_dump(mode="json", include={*PERSONAL_SECTIONS, "own"})
-    return base, _hash([base, spec.personalizer, personal])
+        return _hash([base])
+    personal = spec.config.model_dump(mode="json", include={*PERSONAL_SECTIONS, "own"},
+                                      exclude_defaults=True)
+    return _hash([base, spec.personalizer, personal, _source(spec.personalizer)])
+
+
+def _contents(config: Config) -> list[str]:
+    """Return checksums of what comes as a file: who holds what, and the shipped weights."""
+    return [_federation(config.federation),
+            _asset("mini.safetensors") if config.foundation.weights == SHIPPED else ""]
+
+
+@functools.cache
+def _federation(config: FederationConfig) -> str:
+    return _hash(load_federation(config).model_dump(mode="json"))
+
+
+@functools.cache
+def _asset(name: str) -> str:
+    return hashlib.sha256((resources.files("tapfl") / "assets" / name).read_bytes()).hexdigest()
+
+
+@functools.cache
+def _source(half: str) -> str:
+    """Return a checksum of a method's code, where the code version does not count it: faults."""
+    module = half.partition(":")[0]
+    if ":" not in half or not is_ours(module):
+        return ""
+    package, _, name = module.rpartition(".")
+    return hashlib.sha256((resources.files(package) / f"{name}.py").read_bytes()).hexdigest()
 
 
 def _hash(values: object) -> str:
@@ -127,36 +184,33 @@ def _look(out: Path, plan: Plan, any_version: bool) -> dict[str, list[tuple[Path
     """Find the models of finished runs; return the unfinished runs by their base."""
     unfinished: dict[str, list[tuple[Path, RunRecord]]] = {}
     wanted = {model.base for models in plan.needed.values() for model in models}
-    for folder in sorted((out / "runs").glob("*")):
-        match = FOLDER.fullmatch(folder.name)
-        if not match or match[1] not in wanted or not (folder / FILE).is_file():
-            continue
-        if match[2] != code_digest()[:6] and not any_version:
-            continue
+    found = [(folder, match) for folder in sorted((out / "runs").glob("*"))
+             if (match := FOLDER.fullmatch(folder.name)) and (folder / FILE).is_file()]
+    for folder, match in sorted(found, key=lambda pair: not _is_current(pair[1][2])):
         record = read_record(folder)
+        if record.finished:
+            plan.finished.append(record)
+        # The code may have changed after the folder got its name.
+        current = _is_current(match[2]) and _is_current(str(record.environment.get("code")))
+        if match[1] not in wanted or not (current or any_version):
+            continue
         if not record.finished:
-            if match[2] == code_digest()[:6]:
+            if current:
                 unfinished.setdefault(match[1], []).append((folder, record))
         elif (folder / "results.csv").is_file() and (folder / "events.jsonl").is_file():
-            for key, name in _models_of(record.config, match[1]).items():
-                plan.there.setdefault(key, (folder, name))
+            for spec in method_specs(record.config):
+                plan.there.setdefault(_key(spec, match[1]), (folder, spec.name))
     return unfinished
 
 
-def _models_of(config: Config, base: str) -> dict[str, str]:
-    """Return the models of a run by key; its base is what its folder says."""
-    found = {}
-    for spec in method_specs(config):
-        personal = spec.config.model_dump(mode="json", include={*PERSONAL_SECTIONS, "own"})
-        found[_hash([base, spec.personalizer, personal] if spec.personalizer else [base])] = (
-            spec.name)
-    return found
+def _is_current(code: str) -> bool:
+    return code[:VERSION] == code_digest()[:VERSION]
 
 
 # What is missing
 
-def _add_missing(plan: Plan, out: Path,
-                 unfinished: dict[str, list[tuple[Path, RunRecord]]]) -> None:
+def _add_missing(plan: Plan, out: Path, unfinished: dict[str, list[tuple[Path, RunRecord]]],
+                 data: Path | None) -> None:
     """Plan one run for all missing models of a federated run; go on with unfinished ones."""
     groups: dict[str, dict[str, Needed]] = {}
     for models in plan.needed.values():
@@ -165,23 +219,30 @@ def _add_missing(plan: Plan, out: Path,
                 groups.setdefault(model.base, {}).setdefault(model.key, model)
     for base, wanted in groups.items():
         for folder, record in unfinished.get(base, ()):
-            found = [key for key in _models_of(record.config, base) if key in wanted]
+            found = [key for spec in method_specs(record.config)
+                     if (key := _key(spec, base)) in wanted]
             if found:
-                plan.missing.append(Run(folder, record.config, found, resumes=True))
+                plan.missing.append(Run(folder, _reading(record.config, data), found,
+                                        resumes=True))
                 for key in found:
                     del wanted[key]
         if wanted:
             models = list(wanted.values())
-            taken = {folder for folder, _ in unfinished.get(base, ())}
-            plan.missing.append(Run(_folder(out, models[0], taken), combined(models),
-                                    list(wanted)))
+            plan.missing.append(Run(_folder(out, models[0]), combined(models), list(wanted)))
 
 
-def _folder(out: Path, model: Needed, taken: Iterable[Path]) -> Path:
+def _reading(config: Config, data: Path | None) -> Config:
+    """Return a configuration that reads its data from a folder: the mirror may have moved."""
+    return config.model_copy(update={"data": config.data.model_copy(
+        update={"folder": str(data) if data else None})})
+
+
+def _folder(out: Path, model: Needed) -> Path:
+    """Return a folder for a new run; what a start has left that failed is no run."""
     name = folder_name(model.spec.federated.rpartition(":")[2]).lower()
-    folder = out / "runs" / f"{name}-s{model.config.seed}-{model.base}-{code_digest()[:6]}"
+    folder = out / "runs" / f"{name}-s{model.config.seed}-{model.base}-{code_digest()[:VERSION]}"
     free, number = folder, 1
-    while free.exists() or free in taken:
+    while (free / FILE).exists():
         number += 1
         free = folder.with_name(f"{folder.name}-{number}")
     return free

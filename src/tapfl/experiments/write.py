@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfl.engine.files import replacing
+from tapfl.engine.record import read_record
 from tapfl.evaluation.metrics import GENERAL, METRIC_ORDER, metric_kind
 from tapfl.evaluation.significance import ALPHA, welch
-from tapfl.experiments.catalogue import FAMILY, Experiment, Model, Part
+from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.experiments.plan import Plan
 from tapfl.experiments.results import SeedOfPart, seeds_of
 from tapfl.report.footprint import block_rows, footprint
@@ -38,19 +39,17 @@ class Section:
 def write_experiment(plan: Plan, number: int, experiment: Experiment, model: Model, out: Path,
                      paper: bool = False) -> list[Path]:
     """Write the experiment's files; return their paths."""
-    setting = f"{model.paper}{experiment.paper}" if paper and experiment.paper is not None else None
-    if setting not in SETTINGS:
-        setting = None
     sections: list[Section] = []
     seeds: list[SeedOfPart] = []
     for index, part in enumerate(experiment.parts):
         seeds = seeds_of(plan, number, index)
+        setting = _setting(experiment, part, model) if paper else None
         sections += _LAYOUTS[experiment.layout](part, seeds, setting)
     if experiment.layout == "leads":
         sections.insert(0, _leads(plan, number, experiment))
     heading = f"{experiment.name}: {experiment.question}"
     texts = {
-        "md": "\n\n".join([f"# {heading}", _provenance(seeds),
+        "md": "\n\n".join([f"# {heading}", f"{_provenance(seeds)} {_FIGURES[experiment.layout]}",
                            *(f"## {s.title}\n\n{s.markdown}" for s in sections)]),
         "tex": "\n\n".join([f"% {heading}", *(f"% {s.title}\n{s.latex}" for s in sections)]),
         "csv": _joined_csv(sections)}
@@ -63,16 +62,26 @@ def write_experiment(plan: Plan, number: int, experiment: Experiment, model: Mod
     return paths
 
 
+def _setting(experiment: Experiment, part: Part, model: Model) -> str | None:
+    """Return which of the paper's figures stand beside a part, if there are any."""
+    ending = experiment.paper if part.paper is None else part.paper
+    setting = f"{model.paper}{ending}"
+    return setting if ending is not None and setting in SETTINGS else None
+
+
 def _provenance(seeds: Sequence[SeedOfPart]) -> str:
     """Say where the figures come from."""
     record = seeds[0].record
-    facts = record.environment
-    where = facts.get("gpu", f"CPU, {record.threads} thread(s)")
+    facts = [read_record(folder) for folder in dict.fromkeys(
+        folder for seed in seeds for folder, _ in seed.sources.values())]
+    made = dict.fromkeys(
+        f"tapfl {r.environment['tapfl']} (code {r.environment.get('code', 'unknown')[:6]}) with "
+        f"torch {r.environment['torch']} on "
+        + r.environment.get("gpu", f"CPU, {r.threads} thread(s)") for r in facts)
     base = " The foundation has random weights." if record.random_weights else ""
     return (f"Seeds {', '.join(str(s.record.seed) for s in seeds)}; {record.clients} clients, "
-            f"{record.config.train.rounds} rounds, P = {record.config.post.steps}. Made by tapfl "
-            f"{facts['tapfl']} (code {facts.get('code', 'unknown')[:6]}) with torch "
-            f"{facts['torch']} on {where}.{base} Mean ± deviation over clients and seeds.")
+            f"{record.config.train.rounds} rounds, P = {record.config.post.steps}. Made by "
+            f"{'; '.join(made)}.{base}")
 
 
 def _joined_csv(sections: Sequence[Section]) -> str:
@@ -184,9 +193,15 @@ def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
 
 
 def _footprint(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
-    folders = dict.fromkeys(seed.sources[method][0] for seed in seeds for method in FAMILY)
+    """The costs of the part's methods; its runs may have made others besides."""
+    names = {seed.sources[method] for seed in seeds for method in part.methods}
+    folders = dict.fromkeys(folder for folder, _ in sorted(names))
+    others = {(folder.name, name) for folder in folders
+              for name in read_record(folder).config.methods} - {
+                  (folder.name, name) for folder, name in names}
     costs = [footprint(folder) for folder in folders]
-    return [_section("Parameters, memory, time and traffic", footprint_rows(costs)),
+    rows = [row for row in footprint_rows(costs) if (row["run"], row["setting"]) not in others]
+    return [_section("Parameters, memory, time and traffic", rows),
             _section("Traffic by block", block_rows(costs[0]))]
 
 
@@ -196,11 +211,11 @@ def _replacements(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) 
     marks = sorted({max(1, rounds * tenth // 10) for tenth in range(1, 11)})
     sections = []
     for method in part.methods:
-        counts: dict[str, list[int]] = {}
+        counts: dict[str, list[int]] = {row["task"]: [] for row in seeds[0].rows}
         for seed in seeds:
             for event in seed.events(method, "replacement"):
                 if event["round"] < rounds:
-                    counts.setdefault(event["task"], []).append(event["round"])
+                    counts[event["task"]].append(event["round"])
         table = [{"task": task, **{f"round {mark}": f"{sum(r < mark for r in at) / len(seeds):.1f}"
                                    for mark in marks}} for task, at in counts.items()]
         sections.append(_section(f"Cumulative replacements: {method}", table))
@@ -211,3 +226,10 @@ Layout = Callable[[Part, Sequence[SeedOfPart], str | None], list[Section]]
 _LAYOUTS: dict[str, Layout] = {
     "table": _table, "verdicts": _verdicts, "significance": _significance, "leads": _table,
     "footprint": _footprint, "replacements": _replacements}
+# What the figures of a layout are.
+_MEANS = "Mean ± deviation over clients and seeds."
+_GAINS = ("Gains are above 0 where the first method is better; verdicts rest on their 95% "
+          "intervals.")
+_FIGURES = {"table": _MEANS, "verdicts": f"{_MEANS} {_GAINS}", "leads": f"{_MEANS} {_GAINS}",
+            "significance": _GAINS, "footprint": "A row for each run and method.",
+            "replacements": "Mean over seeds, of all clients together."}

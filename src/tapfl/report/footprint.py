@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from tapfl.model.summary import GIB, MIB, PAPER, summarize
 
 BYTES = 4  # of a parameter that trains, and travels: fp32
 TAP = ("tap", "tap-nokd")  # personalizers that keep a second copy of what trains
+NUMBER = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
 COLUMNS = ("run", "model", "setting", "mean parameters", "trainable %", "memory GiB",
            "stage 2 s/client", "up MiB/round", "down MiB/round", "round s", "host GiB", "GPU GiB")
 
@@ -181,7 +183,8 @@ def render(table: Sequence[Row], form: str) -> str:
     if form == "csv":
         out = io.StringIO()
         csv.writer(out, lineterminator="\n").writerows(
-            [[cell.replace(",", "") for cell in line] for line in lines])
+            [[cell.replace(",", "") if NUMBER.fullmatch(cell) else cell for cell in line]
+             for line in lines])
         return out.getvalue().rstrip("\n")
     if form == "latex":
         return "\n".join([f"\\begin{{tabular}}{{{'l' * min(3, len(columns))}"

@@ -34,11 +34,15 @@ METHODS = {
     "disentafl": "DisentAFL", "disentafl+post": "DisentAFL + Post-train",
     "feddat": "FedDAT", "feddat+post": "FedDAT + Post-train",
     "fedavg+post2": "FedAvg + 2 x P", "disentafl+post2": "DisentAFL + 2 x P",
-    "tap": "TAP", "tap-nokd": "TAP, no KD",
+    "tap": "TAP", "tap-nokd": "TAP, no KD", "tap-validation": "TAP (val)",
+    **{f"tap-margins-{low}-{high}": f"TAP, margins {low / 100} / {high / 100}"
+       for low, high in ((1, 4), (2, 5), (5, 10))},
 }
-# What the tables call methods in their own context.
-_ALIASES = {"No KD": "tap-nokd", "KD": "tap", "TAP (val)": "tap",
-            **{name: method for method, name in METHODS.items()}}
+# What the tables call methods in their own context. The lower margin is that of image generation
+# and text classification.
+_ALIASES = {"No KD": "tap-nokd", "KD": "tap", "TAP (train)": "tap",
+            "0.01 / 0.04": "tap-margins-1-4", "0.02 / 0.05": "tap-margins-2-5",
+            "0.05 / 0.1": "tap-margins-5-10", **{name: method for method, name in METHODS.items()}}
 DATASETS = {
     "tiny-imagenet": ("Tiny-ImageNet", IMAGE_CLASSIFICATION),
     "cifar100": ("CIFAR-100", IMAGE_CLASSIFICATION),
@@ -59,6 +63,9 @@ SETTINGS = {
                         "2p-flava-image", "2p-text")),
     "vilt": ("ViLT", ("main-img-combined", "main-txt", "kd-combined-img", "kd-txt",
                       "2p-vilt-image", "2p-text")),
+    "flava-margins": ("FLAVA", ("margin-flava-image", "margin-text", "main-img-combined",
+                                "main-txt")),
+    "vilt-margins": ("ViLT", ("margin-vilt-image", "margin-text", "main-img-combined", "main-txt")),
     "flava-100": ("FLAVA", ("appendix-flava-img-100clients", "appendix-txt-100clients")),
     "flava-deep": ("FLAVA", ("appx-flava-img-deep", "appx-txt-deep")),
     "flava-validation": ("FLAVA", ("appendix-val-img", "appendix-val-txt")),
