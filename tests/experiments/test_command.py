@@ -251,6 +251,21 @@ def test_run_for_several_seeds(tmp_path, monkeypatch, capsys):
     assert len(runs.made) == 3
 
 
+def test_one_seed_that_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    in_process(monkeypatch, fails=["seed42"])
+    words = ["run", str(tiny_preset(tmp_path)), "--seeds", "42,41", "--out", "two", "--set",
+             "methods=[fedavg]"]
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert "│" not in out  # a table of some seeds would look like one of all
+    assert err.splitlines()[-1] == ("tapfl: 1 run(s) failed; the others are kept, the same command "
+                                    "with --resume tries again")
+    again = in_process(monkeypatch)
+    assert main([*words, "--resume"]) == 0
+    assert again.made == ["seed42"]
+
+
 @pytest.mark.parametrize(("words", "message"), [
     ("quickstart --seeds 41,x", "--seeds 41,x: expected different numbers"),
     ("quickstart --seeds 41 --seed 42", "--seeds: expected a preset or a file, no --seed"),

@@ -31,7 +31,8 @@ EXPERIMENTS = [Experiment(name, "Which?", PARTS, paper="", layout=name) for name
 def written(tmp_path_factory):
     """All layouts of two parts and two seeds, which are two runs."""
     folder = tmp_path_factory.mktemp("write")
-    model, out = tiny_model(folder, train={"rounds": 3}), folder / "out"
+    train = {"rounds": 3, "local_steps": 1, "batch_size": 3}
+    model, out = tiny_model(folder, train=train), folder / "out"
     make_runs(make_plan(EXPERIMENTS, model, True, SEEDS, out))
     plan = make_plan(EXPERIMENTS, model, True, SEEDS, out)
     assert not plan.missing

@@ -13,6 +13,7 @@ from tapfl.errors import TapflError
 
 Verbs = Any  # argparse's collection of subparsers
 SEEDS = "41,42,43,44"
+AGAIN, RESUMED = "the same command", "the same command with --resume"  # what goes on
 
 
 def add_reproduce(verbs: Verbs) -> None:
@@ -118,16 +119,15 @@ def _reproduce(options: argparse.Namespace) -> None:
     _end(failed, plan.missing)
 
 
-def _end(failed: Sequence[Any], missing: Sequence[Any] = ()) -> None:
+def _end(failed: Sequence[Any], missing: Sequence[Any] = (), again: str = AGAIN) -> None:
     """Say what is not there after all runs have ended."""
     for outcome in failed:
         print(f"{outcome.job.folder.name}: {outcome.fault} ({outcome.job.log})", file=sys.stderr)
     if failed:
-        raise TapflError(f"{len(failed)} run(s) failed; the others are kept, the same command "
-                         "tries again")
+        raise TapflError(f"{len(failed)} run(s) failed; the others are kept, {again} tries again")
     if missing:
         raise TapflError(f"{len(missing)} run(s) are still missing: tapfl's code changed while "
-                         "they ran; the same command makes them anew")
+                         f"they ran; {again} makes them anew")
 
 
 def _places(options: argparse.Namespace) -> Any:
@@ -169,7 +169,7 @@ def _expected(plan: Any, at_once: int) -> str:
             "expected time: less than a minute") + f", judged by {len(known)} run(s)"
 
 
-def _execute(jobs: Sequence[Any], where: Any) -> list[Any]:
+def _execute(jobs: Sequence[Any], where: Any, again: str = AGAIN) -> list[Any]:
     """Run jobs; return those that failed."""
     from tapfl.experiments.execute import check_devices, execute
 
@@ -179,7 +179,7 @@ def _execute(jobs: Sequence[Any], where: Any) -> list[Any]:
     try:
         outcomes = execute(jobs, where, display)
     except KeyboardInterrupt:
-        print("tapfl: the same command goes on where this one stops", file=sys.stderr)
+        print(f"tapfl: {again} goes on where this one stops", file=sys.stderr)
         raise
     finally:
         display.close()
@@ -254,7 +254,7 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
         if record is None or not record.finished:
             jobs.append(Job(folder, own, begun, modules))
     if jobs:
-        _end(_execute(jobs, _places(options)))
+        _end(_execute(jobs, _places(options), RESUMED), again=RESUMED)
     rows = [row for folder in folders for row in read_results(folder / "results.csv")]
     show(rows, config.methods)
     print(f"runs: {'   '.join(str(folder) for folder in folders)}")
