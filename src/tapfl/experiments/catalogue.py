@@ -77,7 +77,7 @@ MODELS = {
     "mini": Model("miniature", "flava", {"data": {"train": 2400}}, {
         "data": {"train": 400, "test": 20}, "federation": {"groups": 1},
         "train": {"rounds": 8, "local_steps": 3, "warmup_rounds": 2}, "post": {"steps": 4}},
-        (150, 300, 600, 1200, 2400, 4800), _FEW)}
+        (150, 300, 600, 1200, 2400), _FEW)}
 SCALES = ("small", "paper")
 
 PAPER_ROWS = ("local", "fedavg", "fedavg+post", "perfedavg", "perfedavg+post", "disentafl",
