@@ -41,7 +41,7 @@ class Texts:
     lengths: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        self.sizes = torch.from_numpy(self.lengths)  # the lengths, where the ids are
+        self.sizes = torch.from_numpy(self.lengths).to(self.ids.device)  # where the ids are
 
     @classmethod
     def of(cls, texts: Sequence[str], tokenizer: Any, limit: int) -> Texts:

@@ -93,7 +93,8 @@ class ClientTurn:
             with calling(personalizer, "current"):
                 personal = personalizer.current(self.client, round_)
             if personal is not None:
-                models[personalizer.name] = self._checked(personalizer, "current", personal)
+                models[personalizer.name] = self._checked(
+                    personalizer, "current", personal).to(self.method.context.device)
         # All of them stay until the turn is over: the memo knows data by where they are.
         self._samples = sampled_tests(self.client, self.plan.config)
         return [curve(name, round_, self.client.id, data,

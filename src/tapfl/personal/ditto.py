@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from tapfl.blocks import BlockState
+from tapfl.data.federation import Client
 from tapfl.federated.proximal import Proximal
 from tapfl.federated.training import Step, minimise
 from tapfl.personal.beside import Beside, Notes
@@ -17,6 +18,11 @@ class Ditto(Beside):
     def finish(self) -> int:
         """As the configuration says."""
         return self.context.config.ditto.finish
+
+    def current(self, client: Client, round_: int) -> BlockState | None:
+        """Return X as its last training has left it."""
+        kept = self.load(client, before=round_ + 1)
+        return kept[0] if kept else None
 
     @functools.cached_property
     def proximal(self) -> Proximal:
