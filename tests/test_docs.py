@@ -1,14 +1,21 @@
-"""The documents' examples run as printed."""
+"""The documents' examples run as printed, and what they refer to is there."""
 
+import ast
+import functools
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
+import tapfl
 from tapfl.cli import build_parser, main
+from tapfl.reading import parse_yaml
+from tapfl.report import paper
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 
 def test_own_method(tmp_path, capsys):
@@ -38,7 +45,9 @@ def test_documents_name_only_commands_that_exist(capsys):
 def _commands(text):
     """Return the tapfl commands of a document's code blocks; two spaces begin a remark."""
     text = text.replace("\\\n", " ")
-    blocks = re.findall(r"```\n(.*?)```", text, re.S) + re.findall(r"(?:^    .*\n)+", text, re.M)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)
+    blocks = [block for language, block in fenced if not language]
+    blocks += re.findall(r"(?:^    .*\n)+", text, re.M)
     for line in (line.strip() for block in blocks for line in block.splitlines()):
         if line.startswith("tapfl "):
             yield re.split(r"\s{2,}|\s#", line.removeprefix("tapfl ").strip())[0]
@@ -58,6 +67,101 @@ def test_every_command_of_the_documents_can_be_parsed(capsys):
                         pytest.fail(f"{path.name}: {command}: {capsys.readouterr().err}")
                 seen += 1
     assert seen > 30
+
+
+@functools.cache
+def _anchors(path):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.S | re.M)
+    found = set()
+    for title in re.findall(r"^#+ (.+)$", text, re.M):
+        anchor = re.sub(r"[^\w -]", "", title.strip().lower()).replace(" ", "-")
+        number = 0
+        while (name := f"{anchor}-{number}" if number else anchor) in found:
+            number += 1
+        found.add(name)
+    return found
+
+
+def _broken(path):
+    """Return a page's links to files and headings that are not there."""
+    text = re.sub(r"^```.*?^```|`[^`\n]+`", "", path.read_text(), flags=re.S | re.M)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path):
+    assert list(_broken(path)) == []
+
+
+def test_broken_links_are_found(tmp_path):
+    (tmp_path / "there.md").write_text("# One two\n\n```\n# no heading\n```\n\n# One two\n")
+    page = tmp_path / "page.md"
+    page.write_text("# A `b`, c\n[1](there.md) [2](gone.md) [3](there.md#one-two) [4](#a-b-c) "
+                    "[5](there.md#no-heading) [6](https://example.org) [7](there.md#one-two-1)\n"
+                    "`[8](code.md)`\n")
+    assert list(_broken(page)) == ["gone.md", "there.md#no-heading"]
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen, todo = set(), [ROOT / "README.md"]
+    while todo:
+        page = todo.pop()
+        seen.add(page.resolve())
+        links = re.findall(r"\]\(([^)\s#:]+\.md)", page.read_text())
+        todo += [target for link in links
+                 if (target := (page.parent / link).resolve()).is_file() and target not in seen]
+    assert {page for page in PAGES if page.is_relative_to(DOCS)} - seen == set()
+
+
+@functools.cache
+def _names(path):
+    """Return what a Python file defines: functions, classes and their methods."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
+    return found
+
+
+def test_what_the_paper_is_mapped_to_exists():
+    text = (DOCS / "paper-to-code.md").read_text()
+    references = re.findall(r"`([\w/-]+\.py)::([\w.]+)`", text)
+    assert len(references) > 80
+    for file, name in references:
+        path = ROOT / file if file.startswith("tests/") else ROOT / "src" / "tapfl" / file
+        assert path.is_file(), file
+        assert name in _names(path), (file, name)
+        assert not file.startswith("tests/") or name.startswith("test_"), name
+    for file in re.findall(r"`((?:presets|report)/[\w/-]+\.\w+)`", text):
+        assert (ROOT / "src" / "tapfl" / file).is_file(), file
+    for key in re.findall(r"`((?:train|tap|post)\.\w+)`", text):
+        assert f"| `{key.partition('.')[2]}` |" in (DOCS / "configuration.md").read_text(), key
+
+
+def test_every_table_of_the_published_figures_is_mapped():
+    text = (DOCS / "paper-to-code.md").read_text()
+    tables = {line.partition(",")[0] for line in
+              Path(paper.__file__).with_suffix(".csv").read_text().splitlines()[1:]}
+    assert {table for table in tables if table not in text} == set()
+
+
+def test_the_citation():
+    citation = parse_yaml((ROOT / "CITATION.cff").read_text(), "CITATION.cff")
+    assert citation["version"] == tapfl.__version__
+    about = " ".join(paper.__doc__.split())
+    assert citation["preferred-citation"]["title"] in about
+    names = [f"{a['given-names']} {a['family-names']}"
+             for a in citation["preferred-citation"]["authors"]]
+    assert f"by {', '.join(names[:-1])} and {names[-1]}" in about
 
 
 @pytest.mark.long

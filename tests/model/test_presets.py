@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from operator import attrgetter
 
 import pytest
 import torch
@@ -34,6 +35,37 @@ def _differences(one, other, place=""):
 def test_variants_of_flava_differ_where_they_say(name, expected):
     flava, variant = (load_config(n).model_dump() for n in ("flava", name))
     assert _differences(flava, variant) == expected
+
+
+# The table hyperparams-setup: FLAVA's value and ViLT's.
+HYPERPARAMETERS = {
+    "train.cohort": (2, 2), "train.batch_size": (128, 128), "lora.encoder_rank": (8, 4),
+    "lora.attention_rank": (16, 8), "lora.expert_rank": (4, 4), "lora.dropout": (0.3, 0.3),
+    "feddat.bottleneck": (32, 32), "tap.temperature": (1, 1), "disentafl.weight": (0.5, 0.5),
+    "tap.distill_weights.image_generation": (2e-3, 2e-3),
+    "tap.distill_weights.text_generation": (1, 1),
+    "tap.distill_weights.image_classification": (2e-3, 2e-3),
+    "tap.distill_weights.text_classification": (2e-3, 2e-3), "feddat.kl_weight": (2e-3, 2e-3),
+    "train.lr_initial": (1e-4, 1e-5), "train.lr": (3e-4, 5e-5),
+    "perfedavg.inner_lr_initial": (1e-4, 1e-5), "perfedavg.inner_lr": (3e-4, 5e-5),
+    "train.weight_decay": (0.01, 0.01), "train.warmup_rounds": (20, 20),
+    "train.local_steps": (20, 20), "post.steps": (50, 50), "train.rounds": (200, 200),
+}
+
+
+@pytest.mark.parametrize(("number", "name"), [
+    (0, "flava"), (0, "flava-deep"), (0, "flava-standard"), (1, "vilt"), (1, "vilt-standard")])
+def test_the_papers_hyperparameters(number, name):
+    config = load_config(name)
+    for key, values in HYPERPARAMETERS.items():
+        assert attrgetter(key)(config) == values[number], key
+
+
+@pytest.mark.parametrize("name", ["flava", "vilt"])
+def test_the_papers_margins(name):
+    margins = load_config(name).tap.margins
+    assert (margins.image_generation, margins.text_classification) == (0.005, 0.005)
+    assert (margins.image_classification, margins.text_generation) == (0.01, 0.01)
 
 
 def test_the_papers_100_clients():
