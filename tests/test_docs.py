@@ -121,6 +121,12 @@ def test_every_page_can_be_reached_from_the_readme():
     assert {page for page in PAGES if page.is_relative_to(DOCS)} - seen - {index} == set()
 
 
+def test_the_site_has_every_page():
+    listed = re.findall(r"^[\w/*-]+$", (DOCS / "index.md").read_text(), re.M)
+    pages = {str(page) for entry in listed for page in DOCS.glob(f"{entry}.md")}
+    assert {str(page) for page in DOCS.rglob("*.md")} - pages == {str(DOCS / "index.md")}
+
+
 @functools.cache
 def _names(path):
     """Return what a Python file defines: functions, classes and their methods."""
