@@ -293,7 +293,8 @@ def _add_verdict(verbs: Verbs) -> None:
     verb.add_argument("--margin-mse", type=float, metavar="SHARE",
                       help="the same for mse, as a share of the other method's (0.05)")
     verb.add_argument("--json", action="store_true", help="print JSON")
-    verb.add_argument("--csv", type=Path, metavar="FILE", help="write tidy rows to a file")
+    verb.add_argument("--csv", type=Path, metavar="FILE",
+                      help="write tidy rows to a file (RUN/verdict.csv for a single run)")
 
 
 def _verdict(options: argparse.Namespace) -> None:
@@ -307,8 +308,10 @@ def _verdict(options: argparse.Namespace) -> None:
         if not 0 <= value < float("inf"):
             raise TapflError(f"{option} {value:g}: expected a number, 0 or more")
     report = verdict(options.runs, options.method, options.against, points, mse)
-    if options.csv:
-        write_tidy(options.csv, report)
+    # What a run's verdict is belongs to its results.
+    file = options.csv or (options.runs[0] / "verdict.csv" if len(options.runs) == 1 else None)
+    if file:
+        write_tidy(file, report)
     print(json.dumps(report.as_json(), indent=1) if options.json else text(report))
 
 

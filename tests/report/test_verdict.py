@@ -191,6 +191,8 @@ def test_the_command(runs, tmp_path, capsys, monkeypatch):
     first = found["comparisons"][0]
     assert float(rows[0]["low"]) == first["gain"]["low"]
     assert rows[0]["verdict"] == first["verdict"]
+    assert main(["verdict", names[0]]) == 0  # one run: its verdict is kept with its results
+    assert (runs[0] / "verdict.csv").read_text() == (tmp_path / "v.csv").read_text()
 
 
 def test_the_command_without_scores(tmp_path, capsys):
