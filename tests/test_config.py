@@ -1,6 +1,6 @@
 import pytest
 
-from tapfl.config import load_config, preset_names, preset_text
+from tapfl.config import Config, load_config, preset_names, preset_text
 from tapfl.errors import TapflError
 
 
@@ -63,3 +63,8 @@ def test_no_python_in_yaml(tmp_path):
     path.write_text("foundation: !!python/object/apply:os.system [echo]")
     with pytest.raises(TapflError, match="not valid YAML"):
         load_config(path)
+
+
+def test_nothing_is_given_back_that_was_not_held_out():
+    with pytest.raises(ValueError, match=r"post.use_holdout: nothing is held out"):
+        Config.model_validate({"post": {"use_holdout": True}})

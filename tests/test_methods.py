@@ -56,6 +56,8 @@ def test_variants_on_the_command_line():
     (["tap", "fedavg+tap"], {}, "'fedavg.tap' is there twice"),
     (["tap", "same"], {"same": {"of": "tap", "tap": {"temperature": 1.0}}},
      "'same' is there twice"),
+    (["fedavg", "slow"], {"slow": {"of": "fedavg", "post": {"lr": 1e-3}}},
+     "'slow' is there twice"),
     (["a:b_C", "a_b:C"], {}, "would share a folder"),
     (["tap"], {"wide": WIDE}, "'wide' is not in methods"),
     (["wide"], {"wide": {"of": "tap", "federation": {"groups": 2}}},

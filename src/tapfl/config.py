@@ -502,6 +502,9 @@ class Config(Section):
         if self.tap.reads_holdout and not self.federation.holdout:
             raise ValueError(f"{self.tap.reads_holdout} needs held-out data: set "
                              "federation.holdout, e.g. to 0.1")
+        if self.post.use_holdout and not self.federation.holdout:
+            raise ValueError("post.use_holdout: nothing is held out; set federation.holdout, e.g. "
+                             "to 0.1")
         return self
 
     @model_validator(mode="after")

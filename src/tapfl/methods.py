@@ -80,7 +80,7 @@ def names_own_code(config: Config) -> bool:
 
 def is_ours(module: str) -> bool:
     """Return whether a module is part of tapfl: nobody has to vouch for it."""
-    return module.startswith("tapfl.")
+    return module.startswith("tapfl.") and not module.endswith("__main__")
 
 
 def method_specs(config: Config) -> list[MethodSpec]:
@@ -94,8 +94,9 @@ def method_specs(config: Config) -> list[MethodSpec]:
     meanings: dict[tuple[str, str], str] = {}
     for spec in specs:
         folder = folder_name(spec.name).lower()
-        meaning = (spec.federated_settings, spec.personalizer + spec.config.model_dump_json(
-            include={*PERSONAL_SECTIONS, "own"}))
+        # W itself depends on no setting of a personalizer.
+        personal = spec.config.model_dump_json(include={*PERSONAL_SECTIONS, "own"})
+        meaning = (spec.federated_settings, spec.personalizer and spec.personalizer + personal)
         if folder in folders and folders[folder] != spec.name:
             raise TapflError(f"methods: '{folders[folder]}' and '{spec.name}' would share a folder")
         if folder in folders or meaning in meanings:

@@ -146,10 +146,9 @@ def test_the_command_of_a_run(tmp_path):
     assert module._command(Place("cuda:1"), each) == [*new, *where, "cuda"]
     each.config = each.config.model_copy(update={"threads": 1})  # as the configuration says
     assert module._command(Place("cpu", 3), each) == [*new, *where, "cpu"]
-    data = each.config.data.model_copy(update={"folder": "mirror"})
-    begun = Job(each.folder, each.config.model_copy(update={"data": data}), True, tmp_path)
+    begun = Job(each.folder, each.config, True, tmp_path)
     assert module._command(Place("cpu", 3), begun) == [
-        *new[:-1], "--resume", "--data", "mirror", *where, "cpu", "--modules", str(tmp_path)]
+        *new, "--resume", *where, "cpu", "--modules", str(tmp_path)]
 
 
 def test_the_devices_that_a_run_sees(monkeypatch):

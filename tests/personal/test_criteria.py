@@ -128,6 +128,13 @@ def test_gradient_agreement_is_the_slope_towards_w(held):
     agrees = rule._agreement(case, case.client.tasks)
     assert by_block == {name: 0.5 if agrees[name] > 0 else 0.0 for name in case.personal}
     assert 0 < sum(by_block.values()) < 0.5 * len(by_block)
+    whole = _rule(run, criterion="gradient", unit="block")
+    assert whole.by_block(case, dict.fromkeys(case.client.tasks, 1.0)) == {
+        name: 1.0 if agrees[name] > 0 else 0.0 for name in case.personal}
+    case.personal_history["agnews"] = math.inf  # a task without a history moves whole
+    forced = whole.by_block(case, dict.fromkeys(case.client.tasks, 1.0))
+    assert all(forced[name] == 1.0 for name in run.method.blocks_of_task("agnews"))
+    case.personal_history["agnews"] = 1.0
     assert all(p.grad is None for p in run.method.network.blocks.parameters())
     run.method.network.float()
 

@@ -71,7 +71,9 @@ def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
     before = run.method.initial.subset(run.method.owned(client)).clone()
     w = BlockState({k: v + 1 for k, v in before.items()}, before.shapes)
     losses = dict.fromkeys(client.tasks, 1.0)
-    mine = tap._replace(Case(client, 0, w, before, losses, losses), {"agnews": 1.0}, new=[])
+    case = Case(client, 0, w, before, losses, losses)
+    mine, taken = tap._replace(case, {"agnews": 1.0}, new=[])
+    assert taken == {"agnews": 1.0}
     changed = {n for n in mine if not torch.equal(mine[n], before[n])}
     assert changed == set(run.method.blocks_of_task("agnews"))
     assert "mome/text_classification/expert/text" in changed

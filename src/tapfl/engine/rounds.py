@@ -60,7 +60,8 @@ class Rounds:
 
     def __post_init__(self) -> None:
         # What was made with other settings does not belong to this run.
-        self._settings = hashlib.sha256(self.config.model_dump_json(exclude={
+        # Those at their defaults do not count: a newer version may have more of them.
+        self._settings = hashlib.sha256(self.config.model_dump_json(exclude_defaults=True, exclude={
             "speed": True, "checkpoint": True, "data": {"folder"}}).encode()).hexdigest()
         self._complete(-1)
 

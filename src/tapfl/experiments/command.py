@@ -252,6 +252,8 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
         if record is not None:
             _check_same(folder, record.config, own)
         if record is None or not record.finished:
+            if record is not None:  # what may change, may change; threads go on as they were
+                own = own.model_copy(update={"threads": record.config.threads})
             jobs.append(Job(folder, own, begun, modules))
     if jobs:
         _end(_execute(jobs, _places(options), RESUMED), again=RESUMED)

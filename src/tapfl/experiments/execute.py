@@ -169,9 +169,8 @@ def execute(jobs: Sequence[Job], where: Sequence[Place],
 def _start(place: Place, job: Job) -> None:
     try:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
-        if not job.resumes:
-            text = yaml.safe_dump(job.config.model_dump(mode="json"), sort_keys=False)
-            job.file.write_text(text, encoding="utf-8")
+        text = yaml.safe_dump(job.config.model_dump(mode="json"), sort_keys=False)
+        job.file.write_text(text, encoding="utf-8")
         with job.log.open("ab") as log:
             # A group of its own: Ctrl-C reaches this process alone, which ends its runs in order.
             place.process = subprocess.Popen(
@@ -183,15 +182,12 @@ def _start(place: Place, job: Job) -> None:
 
 
 def _command(place: Place, job: Job) -> list[str]:
-    """Return the command of a run; one that was begun before keeps its configuration."""
-    command = [sys.executable, "-m", "tapfl", "run"]
+    """Return the command of a run."""
+    command = [sys.executable, "-m", "tapfl", "run", str(job.file)]
     if job.resumes:
         command += ["--resume"]
-        command += ["--data", job.config.data.folder] if job.config.data.folder else []
-    else:
-        command += [str(job.file)]
-        if place.threads and not job.config.threads:
-            command += ["--threads", str(place.threads)]
+    elif place.threads and not job.config.threads:
+        command += ["--threads", str(place.threads)]
     command += ["--out", str(job.folder), "--device", place.device.partition(":")[0]]
     return command + (["--modules", str(job.modules)] if job.modules else [])
 

@@ -6,19 +6,15 @@ Nobody should use these methods for anything else.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tapfl.blocks import STANDARD_BACKBONE
-from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Member
 from tapfl.federated.method import FedAvg
-from tapfl.federated.training import weighted
-from tapfl.model.network import Network
 from tapfl.personal.tap import Distillation, Tap
 from tapfl.tasks import Batch, at_least_fp32, mean_of_real
 
@@ -50,25 +46,11 @@ class SummedDivergence(Tap):
 
 
 class _Summed(Distillation):
-    def __call__(self, network: Network,
-                 parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
-        settings, tasks = self.context.config.tap, self.context.tasks
-        losses, extra = {}, []
-        for part in parts:
-            outputs = network(part.task, part.batch)
-            losses[part.task] = network.loss(part.task, outputs, part.batch)
-            with torch.no_grad():
-                taught = self.teacher(part.task, part.batch).prediction
-            weight = settings.distill_weights.of(tasks[part.task].kind)
-            extra.append(weight * _summed(taught, outputs.prediction, part.batch))
-        return weighted(losses, parts) + torch.stack(extra).sum(), losses
-
-
-def _summed(teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
-    """Return the KL of a sample, summed over all its distributions; the mean over samples."""
-    p, q = (F.log_softmax(at_least_fp32(x), dim=-1) for x in (teacher, student))
-    kl = F.kl_div(q, p, log_target=True, reduction="none")
-    return mean_of_real(kl.flatten(1).sum(dim=1), batch.real)
+    def divergence(self, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
+        """Return the KL of a sample, summed over all its distributions; the mean over samples."""
+        p, q = (F.log_softmax(at_least_fp32(x), dim=-1) for x in (teacher, student))
+        kl = F.kl_div(q, p, log_target=True, reduction="none")
+        return mean_of_real(kl.flatten(1).sum(dim=1), batch.real, batch.whole)
 
 
 _UNSENT = f"{__name__}:UnsentBackbone"

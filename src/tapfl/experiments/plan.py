@@ -138,7 +138,8 @@ def _key(spec: MethodSpec, base: str) -> str:
 def _contents(config: Config) -> list[str]:
     """Return checksums of what comes as a file: who holds what, and the shipped weights."""
     return [_federation(config.federation),
-            _asset("mini.safetensors") if config.foundation.weights == SHIPPED else ""]
+            *map(_asset, ("mini.safetensors", "tokenizer.json")
+                 if config.foundation.weights == SHIPPED else ())]
 
 
 @functools.cache
@@ -187,7 +188,11 @@ def _look(out: Path, plan: Plan, any_version: bool) -> dict[str, list[tuple[Path
     found = [(folder, match) for folder in sorted((out / "runs").glob("*"))
              if (match := FOLDER.fullmatch(folder.name)) and (folder / FILE).is_file()]
     for folder, match in sorted(found, key=lambda pair: not _is_current(pair[1][2])):
-        record = read_record(folder)
+        try:
+            record = read_record(folder)
+            specs = method_specs(record.config)
+        except TapflError:  # of another version, or damaged: it counts for nothing
+            continue
         if record.finished:
             plan.finished.append(record)
         # The code may have changed after the folder got its name.
@@ -198,7 +203,7 @@ def _look(out: Path, plan: Plan, any_version: bool) -> dict[str, list[tuple[Path
             if current:
                 unfinished.setdefault(match[1], []).append((folder, record))
         elif (folder / "results.csv").is_file() and (folder / "events.jsonl").is_file():
-            for spec in method_specs(record.config):
+            for spec in specs:
                 plan.there.setdefault(_key(spec, match[1]), (folder, spec.name))
     return unfinished
 

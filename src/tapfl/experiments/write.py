@@ -40,16 +40,18 @@ def write_experiment(plan: Plan, number: int, experiment: Experiment, model: Mod
                      paper: bool = False) -> list[Path]:
     """Write the experiment's files; return their paths."""
     sections: list[Section] = []
-    seeds: list[SeedOfPart] = []
+    everything: list[SeedOfPart] = []
     for index, part in enumerate(experiment.parts):
         seeds = seeds_of(plan, number, index)
+        everything += seeds
         setting = _setting(experiment, part, model) if paper else None
         sections += _LAYOUTS[experiment.layout](part, seeds, setting)
     if experiment.layout == "leads":
         sections.insert(0, _leads(plan, number, experiment))
     heading = f"{experiment.name}: {experiment.question}"
     texts = {
-        "md": "\n\n".join([f"# {heading}", f"{_provenance(seeds)} {_FIGURES[experiment.layout]}",
+        "md": "\n\n".join([f"# {heading}",
+                           f"{_provenance(everything)} {_FIGURES[experiment.layout]}",
                            *(f"## {s.title}\n\n{s.markdown}" for s in sections)]),
         "tex": "\n\n".join([f"% {heading}", *(f"% {s.title}\n{s.latex}" for s in sections)]),
         "csv": _joined_csv(sections)}
@@ -79,7 +81,9 @@ def _provenance(seeds: Sequence[SeedOfPart]) -> str:
         f"torch {r.environment['torch']} on "
         + r.environment.get("gpu", f"CPU, {r.threads} thread(s)") for r in facts)
     base = " The foundation has random weights." if record.random_weights else ""
-    return (f"Seeds {', '.join(str(s.record.seed) for s in seeds)}; {record.clients} clients, "
+    numbers = dict.fromkeys(str(s.record.seed) for s in seeds)
+    sizes = " or ".join(dict.fromkeys(str(s.record.clients) for s in seeds))
+    return (f"Seeds {', '.join(numbers)}; {sizes} clients, "
             f"{record.config.train.rounds} rounds, P = {record.config.post.steps}. Made by "
             f"{'; '.join(made)}.{base}")
 

@@ -44,7 +44,7 @@ class FedRep(FedPer):
     def adapt(self, client: Client) -> None:
         """Fit the client's head to the final body."""
         config = self.context.config
-        self._fit(client, self.private(client), "adapt", self.head_steps, config.post_lr,
+        self._fit(client, self.private(client), "adapt", self.head_steps, config.train.lr_initial,
                   config.train.rounds)
 
     def _fit(self, client: Client, blocks: Iterable[str], role: str, steps: int, lr: float,

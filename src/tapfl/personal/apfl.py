@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 
@@ -77,8 +78,13 @@ class Apfl(Beside):
         with torch.no_grad():
             torch._foreach_copy_(v, [*parameters])
             _mix(parameters, w, self._alpha)
-        losses = stepper.gather(lambda piece: backward(*task_objective(stepper.network, piece)),
-                                parts)
+        try:
+            losses = stepper.gather(
+                lambda piece: backward(*task_objective(stepper.network, piece)), parts)
+        except torch.cuda.OutOfMemoryError:
+            with contextlib.suppress(RuntimeError), torch.no_grad():  # the step may be tried again
+                torch._foreach_copy_([*parameters], v)
+            raise
         slope = self._gradients(parameters, v, w)
         with torch.no_grad():
             torch._foreach_copy_([*parameters], v)

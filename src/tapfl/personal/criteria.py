@@ -22,7 +22,7 @@ from tapfl.config import HOLDOUT, TapConfig
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.stepper import parameters_of
+from tapfl.federated.stepper import backward, parameters_of
 from tapfl.federated.training import sample_losses, task_objective, validation_losses
 
 T = TypeVar("T")
@@ -66,18 +66,23 @@ class Rule:
         """Return how far each block moves, given the tasks' shares. A block moves once.
 
         By task: as far as the task that asks for most. By block: the mean over the client's tasks
-        that use it; with the gradient criterion each block is asked for its own agreement.
+        that use it; with the gradient criterion each block is asked for its own agreement. Blocks
+        of a task without a history move whole, in any case.
         """
         by_task = {block: [shares.get(task, 0.0) for task in case.client.tasks
                            if block in self.method.blocks_of_task(task)]
                    for block in case.personal}
         if self.settings.unit == "task":
             return {block: max(found) for block, found in by_task.items()}
+        fresh = {block for task in shares if math.isinf(case.personal_history[task])
+                 for block in self.method.blocks_of_task(task)}
         if self.settings.criterion == "gradient":
             agrees = self._agreement(case, case.client.tasks)
-            return {block: max(found) if max(found) == 1 or agrees[block] > 0 else 0.0
-                    for block, found in by_task.items()}
-        return {block: sum(found) / len(found) for block, found in by_task.items()}
+            found = {block: max(asked) if agrees[block] > 0 else 0.0
+                     for block, asked in by_task.items()}
+        else:
+            found = {block: sum(asked) / len(asked) for block, asked in by_task.items()}
+        return found | dict.fromkeys(fresh, 1.0)
 
     # When
 
@@ -131,8 +136,8 @@ class Rule:
             for parts in case.client.data.minibatches(GRADIENT_BATCHES, config.train.batch_size,
                                                       rng):
                 seen = [part for part in parts if part.task in tasks]
-                if seen:
-                    task_objective(network, seen)[0].backward()  # type: ignore[no-untyped-call]
+                for piece in self.context.stepper(network).micro.pieces(seen) if seen else ():
+                    backward(*task_objective(network, piece))
         # Flat as BlockState lays a block out: its parameters in alphabetical order.
         flat = {name: torch.cat([
             (torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import ClassVar
 
@@ -24,6 +25,7 @@ from tapfl.federated.training import local_training, minimise, task_objective, w
 from tapfl.model.network import Network
 from tapfl.personal.criteria import Case, Rule, moved
 from tapfl.personal.personalizer import Personalizer
+from tapfl.tasks import Batch
 
 History = dict[str, float]
 
@@ -48,8 +50,8 @@ class Tap(Personalizer):
         # 2. R_i[o] = 1 where h^(l) + m < h^(p): X takes W's blocks of task o.
         case = Case(client, round_, trained, personal, federated_history, personal_history)
         shares = self.rule.shares(case, losses)
-        personal = self._replace(case, shares, new)
-        for task, share in shares.items():
+        personal, taken = self._replace(case, shares, new)
+        for task, share in taken.items():
             # X is W in this task now, and as good; its own training says more, if it sees it.
             personal_history[task] = federated_history[task] if share == 1 else (
                 (1 - share) * personal_history[task] + share * federated_history[task])
@@ -105,7 +107,7 @@ class Tap(Personalizer):
         personal, federated_history, history = self._load(client, rounds)
         case = Case(client, rounds, final, personal, federated_history, history)
         new = [task for task in client.tasks if math.isinf(federated_history[task])]
-        personal = self._replace(case, self._final_shares(case), new)
+        personal, _ = self._replace(case, self._final_shares(case), new)
         steps, all_data = config.post.steps, self.after(client)
         train = functools.partial(self._trained, role="distill", lr=config.post_lr, round_=rounds)
         if config.tap.end == "distill":
@@ -142,21 +144,27 @@ class Tap(Personalizer):
         return Distillation(self.method.teacher, self.context)
 
     def _replace(self, case: Case, shares: Mapping[str, float],
-                 new: Collection[str]) -> BlockState:
-        """Return X with the blocks of these tasks moved to W by their shares; report it."""
+                 new: Collection[str]) -> tuple[BlockState, dict[str, float]]:
+        """Return X with the blocks of these tasks moved to W, and by how much of a task's; report.
+
+        A block that several tasks use may move further, or less far, than one of them asks for.
+        """
         if not shares:
-            return case.personal
+            return case.personal, {}
         by_block = self.rule.by_block(case, shares)
         known = case.round_ < self.context.config.train.rounds  # the final W has no loss yet
+        taken = {}
         for task, share in shares.items():
             loss = case.personal_history[task]
-            blocks = [b for b in sorted(self.method.blocks_of_task(task)) if by_block[b]]
+            own = sorted(self.method.blocks_of_task(task))
+            blocks = [block for block in own if by_block[block]]
+            taken[task] = statistics.fmean(by_block[block] for block in own)
             self.report(Replacement(
                 self.name, case.round_, case.client.id, task,
                 case.federated_history[task] if known else None,
                 None if math.isinf(loss) else loss, self.rule.margin(task), task in new, blocks,
                 share))
-        return moved(case.personal, case.federated, by_block)
+        return moved(case.personal, case.federated, by_block), taken
 
     def _criterion(self, client: Client, state: BlockState, losses: Losses) -> Losses:
         """Return what histories hold: the training losses, or losses on held-out data.
@@ -203,9 +211,12 @@ class Distillation:
             with torch.no_grad():
                 taught = self.teacher(part.task, part.batch).prediction
             weight = settings.distill_weights.of(tasks[part.task].kind)
-            extra.append(weight * divergence(taught, outputs.prediction, part.batch,
-                                             settings.temperature))
+            extra.append(weight * self.divergence(taught, outputs.prediction, part.batch))
         return weighted(losses, parts) + torch.stack(extra).sum(), losses
+
+    def divergence(self, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
+        """Return KD_o: how far the student's outputs are from the teacher's."""
+        return divergence(teacher, student, batch, self.context.config.tap.temperature)
 
 
 def _to_json(history: History) -> dict[str, float | None]:

@@ -22,7 +22,7 @@ from tapfl.methods import federated_runs, method_specs
 from tapfl.model.summary import GIB, MIB, PAPER, summarize
 
 BYTES = 4  # of a parameter that trains, and travels: fp32
-TAP = ("tap", "tap-nokd")  # personalizers that keep a second copy of what trains
+TAP = ("tap", "ditto", "apfl")  # personalizers that keep a second copy of what trains
 NUMBER = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
 COLUMNS = ("run", "model", "setting", "mean parameters", "trainable %", "memory GiB",
            "stage 2 s/client", "up MiB/round", "down MiB/round", "round s", "host GiB", "GPU GiB")
