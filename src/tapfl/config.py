@@ -228,7 +228,7 @@ class PostConfig(Section):
     lr: float | None = Field(None, gt=0, le=100)
     """Their learning rate; ``train.lr_initial`` by default."""
     use_holdout: bool = False
-    """Give the held-out samples back: what trains after federation sees them too."""
+    """Give the held-out samples back: personalizers train on them, too, after federation."""
 
 
 class PerKind(Section):
