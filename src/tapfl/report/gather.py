@@ -15,6 +15,7 @@ from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.methods import LOCAL
 from tapfl.report.footprint import Footprint, footprint
+from tapfl.report.markup import counted
 from tapfl.report.runs import Run, read_runs
 from tapfl.report.timeline import Timeline, read_timeline
 from tapfl.report.verdict import ClientOutcome, VerdictReport, client_outcomes, verdict
@@ -125,11 +126,11 @@ def _warnings(records: Sequence[RunRecord], runs: Sequence[Run], timeline: Timel
                   f"{lost.get('rows')} rows were left out" for lost in record.dropped]
     wrong = sum(not math.isfinite(row["value"]) for run in runs for row in run.rows)
     if wrong:
-        found.append(f"{wrong} results are not finite")
+        found.append(f"{counted(wrong, 'result')} not finite")
     kinds = Counter(each.kind for each in timeline.incidents)
-    words = {"refused": "updates were refused", "missing": "answers are missing",
-             "diverged": "trainings of personal models diverged"}
-    found += [f"{count} {words[kind]}" for kind, count in kinds.items()]
+    nouns = {"refused": "refused update", "missing": "missing answer",
+             "diverged": "diverged training"}
+    found += [f"{counted(count, nouns[kind])} (listed below)" for kind, count in kinds.items()]
     if runs and not timeline.events:
         found.append("no events were found: there are no losses, replacements and traffic to show")
     if len({str(record.environment.get("code")) for record in records}) > 1:

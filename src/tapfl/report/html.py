@@ -18,7 +18,7 @@ from tapfl.report import html_learning as learning
 from tapfl.report import html_record as record
 from tapfl.report import html_results as results
 from tapfl.report.gather import Gathered, gather
-from tapfl.report.markup import Html, join, tag, text
+from tapfl.report.markup import Html, counted, join, tag, text
 
 FILE = "report.html"
 SELF, NOTHING = "'self'", "'none'"  # as a content policy writes them
@@ -100,7 +100,8 @@ def _about(gathered: Gathered) -> Html:
     """Return in a line what was run."""
     first = gathered.record
     seeds = ", ".join(map(str, gathered.seeds))
-    tasks = len(first.federation.tasks)
-    return tag("p", f"{first.clients} clients, {tasks} tasks, foundation "
-                    f"{first.config.foundation.name}, {first.config.train.rounds} rounds, "
+    return tag("p", f"{counted(first.clients, 'client')}, "
+                    f"{counted(len(first.federation.tasks), 'task')}, foundation "
+                    f"{first.config.foundation.name}, "
+                    f"{counted(first.config.train.rounds, 'round')}, "
                     f"seed{'s' if len(gathered.seeds) > 1 else ''} {seeds}")

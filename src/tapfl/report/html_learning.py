@@ -22,19 +22,19 @@ def learning(gathered: Gathered) -> Html:
     timeline = gathered.timeline
     if timeline.curves:
         charts = _curves(gathered)
-        note = ("Curves: W and X on a fixed sample of the clients' test data, means over the "
-                "round's clients")
+        note = ("W and X on a fixed sample of the clients' test data, means over the round's "
+                "clients{}.")
     else:
         charts = _losses(gathered)
-        note = ("Training losses, means over the round's clients. The run kept no curves of "
-                "metrics; evaluation.every: N in the configuration does")
+        note = ("Training losses, means over the round's clients{}. The run kept no curves of "
+                "metrics; evaluation.every in the configuration makes them.")
     if not charts:
         return tag("p", "No losses were recorded.", class_="empty")
     looks = _looks(name for lines in charts.values() for name in lines)
     seeds = f" and {len(gathered.records)} seeds" if len(gathered.records) > 1 else ""
     drawn = [_lines(f"learn-{place}", task, label, lines, looks, "round", label)
              for place, ((task, label), lines) in enumerate(charts.items())]
-    return join([tag("p", f"{note}{seeds}."), legend(looks), tag("div", *drawn, class_="figures")])
+    return join([tag("p", note.format(seeds)), legend(looks), tag("div", *drawn, class_="figures")])
 
 
 def _curves(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
@@ -79,7 +79,7 @@ def replacements(gathered: Gathered) -> Html:
     drawn = [_lines(f"replaced-{place}", method, "cumulative replacements", lines, looks, "round",
                     "replacements", steps=True)
              for place, (method, lines) in enumerate(by_method.items())]
-    each = " of a seed on average" if seeds > 1 else ""
+    each = " (means over seeds)" if seeds > 1 else ""
     return join([
         tag("p", "How often clients took W's blocks of a task for their X, up to each round"
                  f"{each}. The first one of each client and task counts."),
@@ -153,9 +153,10 @@ def _draw_map(gathered: Gathered, rows: Sequence[str], columns: Sequence[str],
                              f"{replaced[block, who]:.3g} times")
         for (block, who), count in averaged.items()}
     title = f"Map of the federation ({gathered.federated}): blocks by clients"
-    drawn = shade_map("map", title, "A square: the client owns the block. Darker: averaged more "
-                      "often. A number: how often the personal model took the block from W. The "
-                      "data below have all figures.", rows, columns, squares)
+    drawn = shade_map("map", title, "A square: the client owns the block. The stronger its "
+                      "colour, the more often it was averaged. A number: how often the personal "
+                      "model took the block from W. The data below have all figures.",
+                      rows, columns, squares)
     figures = table(f"{title}: averaged / replaced", ["block", *columns], [
         [block, *(Cell(f"{averaged[block, who]:.3g} / {replaced[block, who]:.3g}",
                        averaged[block, who]) if (block, who) in averaged else ""
@@ -163,8 +164,9 @@ def _draw_map(gathered: Gathered, rows: Sequence[str], columns: Sequence[str],
     kinds = " Clients of a kind, in different groups, share a column." if together else ""
     return tag(
         "figure",
-        tag("figcaption", "A square: the client owns the block. Darker: averaged more often, "
-            f"{most:.3g} times at most. A number: how often its X took the block from W.{kinds}"),
+        tag("figcaption", "A square: the client owns the block. The stronger its colour, the more "
+            f"often it was averaged, {most:.3g} times at most. A number: how often its X took the "
+            f"block from W.{kinds}"),
         tag("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=title),
         folded("Data", figures, id_="map-data"))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 
 import yaml
 
 from tapfl.engine.record import RunRecord
 from tapfl.methods import federated_runs, method_specs, names_own_code
 from tapfl.model.summary import GIB, MIB
+from tapfl.report.footprint import Footprint
 from tapfl.report.footprint import rows as footprint_rows
 from tapfl.report.gather import Gathered
 from tapfl.report.markup import Cell, Html, folded, join, number, table, tag, text
@@ -65,11 +67,10 @@ def costs(gathered: Gathered) -> Html:
     """Return the footprint, time and memory."""
     parts: list[Html] = []
     if gathered.footprints:
-        rows = footprint_rows(gathered.footprints)
-        parts.append(table(
-            "What a client holds (fp32, of the mean client), what a round sends, and how long it "
-            "takes. TAP keeps a second copy of what trains.", list(rows[0]),
-            [[_figure(row[column], place) for place, column in enumerate(row)] for row in rows]))
+        parts.append(_footprint(gathered.footprints[:1]))
+    if len(gathered.footprints) > 1:
+        parts.append(folded("Footprint of the other seeds", _footprint(gathered.footprints[1:]),
+                            id_="footprints"))
     lines: list[list[object]] = []
     for path, record in zip(gathered.paths, gathered.records, strict=True):
         lines.append([
@@ -81,6 +82,14 @@ def costs(gathered: Gathered) -> Html:
     parts.append(table("Time and memory of the process", [
         "run", "seed", "seconds", "host GiB", "GPU GiB", "by federated run"], lines))
     return join(parts)
+
+
+def _footprint(footprints: Sequence[Footprint]) -> Html:
+    rows = footprint_rows(footprints)
+    return table(
+        "What a client holds (fp32, of the mean client), what a round sends, and how long it "
+        "takes. TAP keeps a second copy of what trains.", list(rows[0]),
+        [[_figure(row[column], place) for place, column in enumerate(row)] for row in rows])
 
 
 def _figure(shown: str, place: int) -> Cell:

@@ -9,7 +9,7 @@ from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, PERCENT, metric_kind
 from tapfl.report.gather import Gathered, holding, methods_of
-from tapfl.report.markup import Cell, Html, folded, join, number, table, tag
+from tapfl.report.markup import Cell, Html, counted, folded, join, number, table, tag
 from tapfl.report.sheets import Column, Line, build
 from tapfl.report.svg import Gain, gain_chart
 from tapfl.report.verdict import ClientOutcome, Comparison
@@ -47,18 +47,15 @@ def headline(gathered: Gathered) -> Html:
                 f"{word} on {sum(c.verdict == word for c in compared)}" for word in VERDICTS
                 if any(c.verdict == word for c in compared))
             sentences += [tag("strong", found.method), " against ", tag("strong", against),
-                          f": {counts} of {_count(len(compared), 'measure')}. "]
+                          f": {counts} of {counted(len(compared), 'measure')}. "]
     counts_of = found.counts
     clients = len({each.client for each in found.clients})
     sentences.append(
-        f"Of {_count(len(found.clients), 'pair')} of a client and a task "
-        f"({_count(clients, 'client')}), {counts_of['helped']} gained over {found.alternative}, "
-        f"{counts_of['hurt']} lost, and {counts_of['not told apart']} cannot be told apart.")
+        f"Of {counted(len(found.clients), 'pair')} of a client and a task "
+        f"({clients} of {counted(gathered.record.clients, 'client')}), "
+        f"{counts_of['helped']} gained over {found.alternative}, {counts_of['hurt']} lost, and "
+        f"{counts_of['not told apart']} cannot be told apart.")
     return tag("p", *sentences, class_="verdict")
-
-
-def _count(number_: int, noun: str) -> str:
-    return f"{number_} {noun}{'' if number_ == 1 else 's'}"
 
 
 def main_table(gathered: Gathered) -> Html:
@@ -77,7 +74,7 @@ def main_table(gathered: Gathered) -> Html:
 def _sheet(gathered: Gathered, rows: Sequence[dict[str, object]], title: str) -> Html:
     kinds = {name: task.kind for name, task in gathered.record.federation.tasks.items()}
     sheet = build(rows, methods_of(gathered), averages=True, kinds=kinds)
-    caption = (f"{title}: mean ± deviation over clients and {_count(len(gathered.runs), 'seed')}. "
+    caption = (f"{title}: mean ± deviation over clients and {counted(len(gathered.runs), 'seed')}. "
                "Best in bold, second best underlined; ↑ larger is better, ↓ smaller is better.")
     return table(caption, ["method", *map(_heading, sheet.columns)],
                  [[_method(gathered, line), *(_result(line, column) for column in sheet.columns)]
@@ -87,7 +84,7 @@ def _sheet(gathered: Gathered, rows: Sequence[dict[str, object]], title: str) ->
 def _heading(column: Column) -> str:
     name = f"average {column.kind.replace('_', ' ')}" if column.average else column.dataset
     metric = short(column.metric.removeprefix(GENERAL))
-    return f"{name} {metric} {'↓' if column.lower_is_better else '↑'}"
+    return f"{name} {metric}\u00a0{'↓' if column.lower_is_better else '↑'}"
 
 
 def _method(gathered: Gathered, line: Line) -> Cell:
@@ -149,7 +146,7 @@ def _p(value: float) -> Cell:
 
 
 def _word(word: str) -> Cell:
-    return Cell(f"{SIGNS.get(word, '?')} {word}", word, STYLES.get(word, ""))
+    return Cell(f"{SIGNS.get(word, '?')} {word}", word, STYLES.get(word, "same"))
 
 
 # Clients
@@ -200,11 +197,12 @@ def _clients_table(gathered: Gathered) -> Html:
                "95% interval", "p", "outcome",
                *([str(federated), f"gain over {federated}", f"against {federated}"]
                  if beside else []),
-               "test samples", "share of the data", "replacements", "averaged"]
+               "test samples", "share of the data", "replacements", "rounds averaged"]
     caption = (f"Each client and task: {found.method} against {found.alternative}"
                + (f" and against {federated}" if beside else "")
                + ", with what may explain it. Replacements: how often TAP took W's blocks for the "
-                 "task; averaged: in how many rounds W learned from the client (means over seeds).")
+                 "task; rounds averaged: in how many W learned from the client (means over seeds). "
+                 "The share is that of the client's group.")
     return table(caption, columns, [
         [*_outcome(c), *(_against(beside.get((c.client, c.task))) if beside else ()),
          Cell(samples[c.client, c.task], samples[c.client, c.task]),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from tapfl.errors import one_line
 
+LONG_WORD = 30  # characters; a longer one may break anywhere
+
 
 class Html(str):
     """Markup that goes into a page as it is."""
@@ -27,6 +29,11 @@ def text(value: object) -> Html:
     return Html(html.escape(one_line(str(value))))
 
 
+def counted(count: int, noun: str) -> str:
+    """Return ``1 seed`` or ``3 seeds``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def join(pieces: Iterable[object], between: str = "") -> Html:
     """Return pieces one after the other; what is not markup is escaped."""
     return Html(html.escape(between).join(
@@ -37,14 +44,16 @@ def tag(name: str, *children: object, **attributes: Attribute) -> Html:
     """Return an element. ``class_`` is class, ``aria_sort`` is aria-sort; None leaves one out."""
     written = "".join(
         f" {key.rstrip('_').replace('_', '-')}"
-        + ("" if value is True else f'="{text(_short(value))}"')
+        + ("" if value is True else f'="{_attribute(value)}"')
         for key, value in attributes.items() if value is not None and value is not False)
     return Html(f"<{name}{written}>{join(children)}</{name}>")
 
 
-def _short(value: Attribute) -> Attribute:
-    """Return a number with no more digits than a picture needs."""
-    return f"{value:.6g}" if isinstance(value, float) else value
+def _attribute(value: Attribute) -> Html:
+    """Return an attribute's value; a number has no more digits than a picture needs."""
+    if isinstance(value, Html):  # such as the points of a long line, which a text would cut
+        return value
+    return text(f"{value:.6g}" if isinstance(value, float) else value)
 
 
 @dataclass(frozen=True)
@@ -58,8 +67,8 @@ class Cell:
 
 def number(value: float, digits: int, sign: bool = False, style: str = "") -> Cell:
     """Return a cell with a number; what is not finite says so, and sorts last."""
-    if math.isnan(value):
-        return Cell("not a number", math.nan, style)
+    if not math.isfinite(value):
+        return Cell("not a number" if math.isnan(value) else "infinite", math.nan, style)
     return Cell(f"{value:{'+' if sign else ''}.{digits}f}", value, style)
 
 
@@ -84,7 +93,10 @@ def table(caption: object, columns: Sequence[object], rows: Iterable[Sequence[ob
 
 
 def _cell(cell: Cell, heading: bool, is_number: bool) -> Html:
-    classes = " ".join(c for c in ("n" if is_number else "", cell.style) if c)
+    longest = max(map(len, str(cell.shown).split()), default=0)
+    is_long = longest > LONG_WORD and not isinstance(cell.shown, Html)
+    classes = " ".join(c for c in ("n" if is_number else "", "long" if is_long else "", cell.style)
+                       if c)
     value = cell.value
     sorts = None if value is None else ("" if value != value else str(value))
     if heading:

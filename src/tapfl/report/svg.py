@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from tapfl.report.markup import Html, join, tag, text
 
 WIDTH, HEIGHT = 360, 220
-LEFT, RIGHT, TOP, BOTTOM = 48, 8, 8, 36
+LEFT, RIGHT, TOP, BOTTOM = 48, 14, 8, 36
 LOOKS = 8  # colours
 DASHES = (None, "6 3", "2 3", "8 3 2 3")
 ROW = 17  # height of a line of text
@@ -111,13 +111,13 @@ def _line(places: Sequence[tuple[float, float]], series: Series, steps: bool) ->
     if steps:
         places = [place for (x, y), (_, before) in zip(
             places, [places[0], *places], strict=False) for place in ((x, before), (x, y))]
-    return tag("polyline", named, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in places),
+    return tag("polyline", named, points=Html(" ".join(f"{x:.1f},{y:.1f}" for x, y in places)),
                class_=f"line {look}", stroke_dasharray=dashes(series.look))
 
 
 def dashes(look: int) -> str | None:
     """Return the dashes of a line: they tell lines apart where colours do not."""
-    return DASHES[(look + look // LOOKS) % len(DASHES)]
+    return DASHES[(look + look // len(DASHES)) % len(DASHES)]
 
 
 def legend(names: Mapping[str, int]) -> Html:
@@ -198,7 +198,7 @@ def shade_map(id_: str, title: str, description: str, rows: Sequence[str],
                              class_=f"shade{min(5, math.ceil(square.shade * 5))}"))
             if square.mark:
                 drawn.append(tag("text", square.mark, x=x + 8, y=y + 12, text_anchor="middle",
-                                 class_="on" if square.shade > 0.4 else "in"))
+                                 class_="on" if square.shade > 0.6 else "in"))
     return _picture(id_, title, description, width, height, join(drawn), "wide map")
 
 
