@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import json
 import math
 import re
@@ -9,12 +10,14 @@ import shutil
 
 import pytest
 
-from tapfl.cli import main
+from tapfl.cli import build_parser, main
+from tapfl.config import load_config
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
 from tapfl.report.gather import gather
 from tapfl.report.html import render, write_report
+from tapfl.report.html_record import command
 from tapfl.report.verdict import verdict
 from tests.engine.test_resume import Stop
 from tests.experiment import read_events, tiny_experiment
@@ -124,6 +127,18 @@ def test_curves_are_drawn_where_there_are_any(finished, tmp_path):
     assert "X of tap" in page.text
 
 
+def test_the_command_and_the_configuration_make_it_again(finished, tmp_path):
+    gathered = gather([finished])
+    text = render(gathered)
+    (shown,) = re.findall(r'<pre id="configuration".*?><code>(.*?)</code>', text, re.S)
+    (tmp_path / "config.yaml").write_text(html.unescape(shown))
+    again = load_config(str(tmp_path / "config.yaml"), [])
+    assert again == gathered.record.config
+    options = build_parser().parse_args(command(gathered).split()[1:])
+    assert (options.preset, options.seed) == ("config.yaml", 7)
+    assert command(gathered) in Page(text).text
+
+
 def test_samples_have_their_place(finished):
     assert "section-samples" in page_of(finished).attributes("id")
     assert "section-samples" not in page_of(finished, samples=False).attributes("id")
@@ -192,7 +207,7 @@ def test_one_client_one_task_and_no_text(tmp_path):
     run(config, tmp_path / "out")
     page = page_of(tmp_path / "out")
     assert "there is no verdict" in page.text
-    assert "No method here replaces blocks" in page.text
+    assert "No blocks were replaced" in page.text
     assert "1 client, 1 task" in page.text
 
 

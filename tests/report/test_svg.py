@@ -39,6 +39,14 @@ def test_a_line_goes_through_its_points():
     assert "words" in page.text
 
 
+def test_charts_side_by_side_share_an_axis():
+    lines = [line_chart("a", "t", "d", [Series("one", points, 0)], "x", "y", x_range=(0, 10))
+             for points in ([(5, 1), (10, 2)], [(0, 7), (5, 8)])]
+    first, second = ([float(p.split(",")[0]) for p in Page(drawn).attributes("points")[0].split()]
+                     for drawn in lines)
+    assert first[0] == second[1]
+
+
 def test_long_lines_are_not_cut():
     drawn = line_chart("a", "t", "d", [Series("one", [(x, x % 7) for x in range(2000)], 0)], "x",
                        "y")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tapfl.data.federation import parse_id
 from tapfl.evaluation.metrics import METRIC_ORDER, metric_kind
+from tapfl.methods import LOCAL
 from tapfl.model.summary import MIB
 from tapfl.report.gather import Gathered, owned_blocks
 from tapfl.report.html_results import short
@@ -32,7 +33,8 @@ def learning(gathered: Gathered) -> Html:
         return tag("p", "No losses were recorded.", class_="empty")
     looks = _looks(name for lines in charts.values() for name in lines)
     seeds = f" and {len(gathered.records)} seeds" if len(gathered.records) > 1 else ""
-    drawn = [_lines(f"learn-{place}", task, label, lines, looks, "round", label)
+    last = timeline.last_round() + 1
+    drawn = [_lines(f"learn-{place}", task, label, lines, looks, last, label)
              for place, ((task, label), lines) in enumerate(charts.items())]
     return join([tag("p", note.format(seeds)), legend(looks), tag("div", *drawn, class_="figures")])
 
@@ -48,7 +50,7 @@ def _curves(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
     for (method, task, metric), values in gathered.timeline.curves.items():
         if metrics[task] == metric:
             found.setdefault((task, short(metric)), {})[_whose(gathered, method)] = means(values)
-    return found
+    return dict(sorted(found.items()))
 
 
 def _losses(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
@@ -60,6 +62,8 @@ def _losses(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
 
 
 def _whose(gathered: Gathered, method: str) -> str:
+    if method == LOCAL:
+        return "local training"
     return f"W of {method}" if method in gathered.timeline.rounds else f"X of {method}"
 
 
@@ -71,12 +75,14 @@ def replacements(gathered: Gathered) -> Html:
     """Return the cumulative replacements by task, a chart for each variant of TAP."""
     timeline, seeds = gathered.timeline, len(gathered.records)
     if not timeline.replacements:
-        return tag("p", "No method here replaces blocks.", class_="empty")
+        return tag("p", "No blocks were replaced." if gathered.finished else "None so far.",
+                   class_="empty")
     by_method: dict[str, dict[str, Line]] = {}
     for (method, task), counts in sorted(timeline.replacements.items()):
         by_method.setdefault(method, {})[task] = cumulative(counts, timeline.last_round(), seeds)
     looks = _looks(task for lines in by_method.values() for task in lines)
-    drawn = [_lines(f"replaced-{place}", method, "cumulative replacements", lines, looks, "round",
+    last = timeline.last_round() + 1
+    drawn = [_lines(f"replaced-{place}", method, "cumulative replacements", lines, looks, last,
                     "replacements", steps=True)
              for place, (method, lines) in enumerate(by_method.items())]
     each = " (means over seeds)" if seeds > 1 else ""
@@ -87,20 +93,21 @@ def replacements(gathered: Gathered) -> Html:
 
 
 def _lines(id_: str, title: str, what: str, lines: Mapping[str, Line], looks: Mapping[str, int],
-           x_label: str, y_label: str, steps: bool = False) -> Html:
-    """Return a chart with its data below."""
+           last: int, y_label: str, steps: bool = False) -> Html:
+    """Return a chart over the rounds up to the last, with its data below."""
     series = [Series(name, points, looks[name]) for name, points in lines.items()]
-    last = {name: points[-1][1] for name, points in lines.items() if points}
-    ends = ", ".join(f"{name} ends at {value:.4g}" for name, value in last.items())
-    drawn = line_chart(id_, f"{title}: {what}", ends, series, x_label, y_label, steps)
+    ends = ", ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in lines.items()
+                     if points)
+    drawn = line_chart(id_, f"{title}: {what}", ends, series, "round", y_label, steps,
+                       x_range=(0.0, float(last)))
     return tag("figure", tag("figcaption", tag("strong", title), f" {what}"), drawn,
-               folded("Data", _data(f"{title}: {what}", x_label, lines), id_=f"{id_}-data"))
+               folded("Data", _data(f"{title}: {what}", lines), id_=f"{id_}-data"))
 
 
-def _data(title: str, x_label: str, lines: Mapping[str, Line]) -> Html:
+def _data(title: str, lines: Mapping[str, Line]) -> Html:
     columns = {name: dict(points) for name, points in lines.items()}
     places = sorted({x for points in columns.values() for x in points})
-    return table(title, [x_label, *columns], [
+    return table(title, ["round", *columns], [
         [Cell(f"{x:g}", x), *(_value(points.get(x)) for points in columns.values())]
         for x in places], sortable=False)
 
@@ -119,7 +126,8 @@ def federation_map(gathered: Gathered) -> Html:
     run, seeds = gathered.federated, len(gathered.records)
     owned = owned_blocks(gathered.record)
     if run is None:
-        return tag("p", "Nothing was federated: there is no map to draw.", class_="empty")
+        return tag("p", "Nothing was federated: there is no map to draw." if gathered.finished
+                   else "Nothing was averaged so far.", class_="empty")
     groups = gathered.record.config.federation.groups
     together = len(owned) > MOST_CLIENTS
     column_of = {client: parse_id(client, groups)[1] if together else client for client in owned}
@@ -167,7 +175,7 @@ def _draw_map(gathered: Gathered, rows: Sequence[str], columns: Sequence[str],
         tag("figcaption", "A square: the client owns the block. The stronger its colour, the more "
             f"often it was averaged, {most:.3g} times at most. A number: how often its X took the "
             f"block from W.{kinds}"),
-        tag("div", drawn, class_="scroll", tabindex="0", role="region", aria_label=title),
+        tag("div", drawn, class_="scroll", tabindex="0", role="group", aria_label=title),
         folded("Data", figures, id_="map-data"))
 
 

@@ -34,7 +34,10 @@ def progress(gathered: Gathered) -> Html:
         lines.append([run.name, Cell(join([bar, f" {done} of {rounds}"]), float(done)),
                       number(took, 2) if done else Cell("", math.nan),
                       number(left, 0) if done else Cell("", math.nan), ", ".join(methods)])
-    return join([tag("p", "This run is not finished: it has no results yet.", class_="verdict"),
+    over = all(timeline.rounds[run.name] >= run.config.train.rounds for run in runs)
+    return join([tag("p", "This run is not finished: it has no results yet."
+                     + (" All rounds are over; final models are made and evaluated." if over
+                        else ""), class_="verdict"),
                  table("Federated runs, one after the other", [
                      "federated run", "rounds", "seconds a round", "seconds left", "methods"],
                        lines)])

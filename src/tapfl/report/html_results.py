@@ -181,7 +181,7 @@ def _gains(gathered: Gathered, kind: str, outcomes: Sequence[ClientOutcome]) -> 
                        "of clients below has the figures.", rows, f"gain ({scale}), 0 is equal")
     note = f"; the {left_out} in the middle are left out" if left_out else ""
     return tag("figure", tag("figcaption", title + note),
-               tag("div", drawn, class_="scroll", tabindex="0", role="region",
+               tag("div", drawn, class_="scroll", tabindex="0", role="group",
                    aria_label=title))
 
 

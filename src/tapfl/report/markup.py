@@ -89,7 +89,7 @@ def table(caption: object, columns: Sequence[object], rows: Iterable[Sequence[ob
                             for place, cell in enumerate(line))) for line in lines)
     return tag("div", tag("table", tag("caption", caption), tag("thead", head),
                           tag("tbody", body)),
-               class_="scroll", tabindex="0", role="region", aria_label=_plain(caption))
+               class_="scroll", tabindex="0", role="group", aria_label=_plain(caption))
 
 
 def _cell(cell: Cell, heading: bool, is_number: bool) -> Html:

@@ -70,14 +70,18 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def line_chart(id_: str, title: str, description: str, series: Sequence[Series], x_label: str,
-               y_label: str, steps: bool = False) -> Html:
-    """Return lines over a common axis; points that are not finite are left out."""
+               y_label: str, steps: bool = False,
+               x_range: tuple[float, float] | None = None) -> Html:
+    """Return lines over a common axis; points that are not finite are left out.
+
+    ``x_range`` is what the axis shows at least: charts side by side can be compared.
+    """
     shown = [Series(s.name, [p for p in s.points if all(map(math.isfinite, p))], s.look)
              for s in series]
     points = [point for each in shown for point in each.points]
     if not points:
         return tag("p", "nothing to draw: no value is finite", class_="empty")
-    x0, x1 = _bounds([x for x, _ in points])
+    x0, x1 = _bounds([*(x for x, _ in points), *(x_range or ())])
     y0, y1 = _bounds([y for _, y in points] + ([0.0] if steps else []))
 
     def across(x: float) -> float:
