@@ -288,6 +288,15 @@ def test_bad_input_is_one_line(tmp_path, capsys, spoil, message):
     assert not (folder / "report.html").exists()
 
 
+def test_it_opens_in_the_browser(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    folder = write_run(tmp_path / "run")
+    assert main(["report", str(folder), "--open", "--no-samples"]) == 0
+    assert opened == [(folder / "report.html").resolve().as_uri()]
+    assert "section-samples" not in (folder / "report.html").read_text()
+
+
 def test_runs_that_do_not_belong_together(tmp_path):
     one, two = write_run(tmp_path / "1", 1), write_run(tmp_path / "2", 2, train={"rounds": 9})
     with pytest.raises(TapflError, match="another configuration"):

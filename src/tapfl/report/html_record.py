@@ -80,8 +80,8 @@ def costs(gathered: Gathered) -> Html:
             path.resolve().name, Cell(record.seed, record.seed), number(record.seconds, 0),
             *(number(record.memory[key] / GIB, 2) if key in record.memory else Cell("", math.nan)
               for key in ("peak_rss", "peak_cuda")),
-            "; ".join(f"{name}: {times.rounds:.0f} s rounds, {times.final:.0f} s final models"
-                      for name, times in record.times.items())])
+            Cell("; ".join(f"{name}: {times.rounds:.0f} s rounds, {times.final:.0f} s final models"
+                           for name, times in record.times.items()), style="long")])
     parts.append(table("Time and memory of the process", [
         "run", "seed", "seconds", "host GiB", "GPU GiB", "by federated run"], lines))
     return join(parts)

@@ -56,7 +56,8 @@
     const lines = Array.from(table.rows, (row) => Array.from(row.cells, quoted).join(","));
     const link = document.createElement("a");
     link.href = URL.createObjectURL(new Blob([lines.join("\n") + "\n"], {type: "text/csv"}));
-    link.download = "table.csv";
+    const name = table.caption.textContent.split(/[.:,(]/)[0].trim();
+    link.download = name.replace(/[^\w-]+/g, "-").slice(0, 60) + ".csv";
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   }
