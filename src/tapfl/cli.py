@@ -80,9 +80,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_run, _add_table, _add_verdict, _add_footprint, add_reproduce, _add_predict,
-                _add_export, _add_presets, _add_show, _add_validate, _add_model, _add_pretrain,
-                _add_setup_metrics, add_bench):
+    for add in (_add_run, _add_report, _add_watch, _add_table, _add_verdict, _add_footprint,
+                add_reproduce, _add_predict, _add_export, _add_presets, _add_show, _add_validate,
+                _add_model, _add_pretrain, _add_setup_metrics, add_bench):
         add(verbs)
     return parser
 
@@ -224,6 +224,51 @@ def _folder(folder: Path, resume: bool) -> Path:
 def _beside(preset: str | None) -> Path | None:
     """Return the folder of a configuration file: a user's own methods may stand in it."""
     return Path(preset).parent if preset and Path(preset).is_file() else None
+
+
+def _add_report(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "report", _report, "write a report to look at, as one HTML file",
+        "Write a report as one HTML file that needs no network: the verdict and the main table,\n"
+        "who was helped and who was hurt, how models learned, replacements, a map of the\n"
+        "federation, costs and configuration. Several runs are several seeds of one configuration.",
+        ["tapfl report runs/quickstart --open",
+         "tapfl report runs/three/seed41 runs/three/seed42 --out three.html"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--out", type=Path, metavar="FILE",
+                      help="where to write (report.html in the first run's folder)")
+    verb.add_argument("--open", action="store_true", help="show it in the browser")
+    verb.add_argument("--no-samples", action="store_true",
+                      help="leave the samples out, for a report that is passed on")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from tapfl.report.html import write_report
+
+    path = write_report(options.runs, options.out, samples=not options.no_samples)
+    print(f"report: {path}")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _add_watch(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "watch", _watch, "show a run's report in the browser while the run goes on",
+        "Serve the report of a run to this machine's own browser. It follows the run until it is\n"
+        "finished. Only this machine can reach it; Ctrl-C ends it, and leaves the run alone.",
+        ["tapfl watch runs/quickstart", "tapfl watch runs/quickstart --port 8800"])
+    verb.add_argument("run_folder", type=Path, metavar="RUN", help="the folder of a run")
+    verb.add_argument("--port", type=int, default=0, metavar="N", help="which port (a free one)")
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from tapfl.report.watch import serve
+
+    with serve(options.run_folder, options.port) as server:
+        print(f"watching {options.run_folder}: {server.url}   Ctrl-C ends it", flush=True)
+        server.serve_forever()
 
 
 def _add_table(verbs: Verbs) -> None:

@@ -140,6 +140,12 @@ def compare(runs: Sequence[Run], method: str, others: Sequence[str],
     return _comparisons(gains, others, points, mse)
 
 
+def client_outcomes(runs: Sequence[Run], method: str, against: str) -> tuple[ClientOutcome, ...]:
+    """Return who is better off with a method than with another, the most helped first."""
+    gains = _Gains(runs, method, [run.scores([method, against]) for run in runs])
+    return _client_outcomes(gains, against)
+
+
 @dataclass(frozen=True)
 class _Gains:
     """What a method gains over others, run by run."""

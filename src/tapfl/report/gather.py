@@ -1,0 +1,164 @@
+"""What a report shows, read from the folders of one run or of several seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapfl.blocks import Ownership
+from tapfl.data.federation import client_id, parse_id
+from tapfl.engine.record import FILE, RunRecord, read_record
+from tapfl.errors import TapflError
+from tapfl.evaluation.constant import CONSTANT
+from tapfl.methods import LOCAL
+from tapfl.report.footprint import Footprint, footprint
+from tapfl.report.markup import counted
+from tapfl.report.runs import Run, read_runs
+from tapfl.report.timeline import Timeline, read_timeline
+from tapfl.report.verdict import ClientOutcome, VerdictReport, client_outcomes, verdict
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Everything that a report is made of. A run under way has a record and events, no more.
+
+    ``verdict`` compares the personal model with local training, or with the federated model where
+    there is none; ``beside`` are the clients compared with the federated model.
+    """
+
+    paths: tuple[Path, ...]
+    records: tuple[RunRecord, ...]
+    runs: tuple[Run, ...]
+    timeline: Timeline
+    verdict: VerdictReport | None
+    beside: tuple[ClientOutcome, ...]
+    footprints: tuple[Footprint, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def record(self) -> RunRecord:
+        """The first run's record; seeds differ in nothing that a report shows once."""
+        return self.records[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds, in the order given."""
+        return [record.seed for record in self.records]
+
+    @property
+    def finished(self) -> bool:
+        """Whether there are results."""
+        return bool(self.runs)
+
+    @property
+    def federated(self) -> str | None:
+        """The federated run that a map is drawn of: the record's choice, or the first."""
+        chosen = self.record.models.get("federated")
+        return chosen if chosen in self.timeline.rounds else next(
+            (name for name in self.timeline.rounds if name != LOCAL), None)
+
+
+def gather(folders: Sequence[Path]) -> Gathered:
+    """Read finished runs that are seeds of one configuration, or one run that is under way."""
+    if not folders:
+        raise TapflError("report: expected the folder of a run")
+    under_way = len(folders) == 1 and _is_under_way(folders[0])
+    runs = () if under_way else tuple(read_runs(folders))
+    records = tuple(run.record for run in runs) or (read_record(folders[0]),)
+    timeline = read_timeline(
+        [(path, record.seed) for path, record in zip(folders, records, strict=True)], under_way)
+    warnings: list[str] = []
+    judged, beside = _judge(runs)
+    footprints = _footprints(runs, timeline, warnings)
+    warnings[:0] = _warnings(records, runs, timeline, judged)
+    return Gathered(tuple(folders), records, runs, timeline, judged, beside, footprints,
+                    tuple(warnings))
+
+
+def _is_under_way(folder: Path) -> bool:
+    if not (folder / FILE).is_file():
+        raise TapflError(f"{folder}: no run here ({FILE} is missing)")
+    return not read_record(folder).finished
+
+
+def _judge(runs: Sequence[Run]) -> tuple[VerdictReport | None, tuple[ClientOutcome, ...]]:
+    """Compare the personal model with what clients would have without it, if there is anything."""
+    if not runs:
+        return None, ()
+    models, known = runs[0].record.models, runs[0].methods
+    personal, federated = models.get("personal"), models.get("federated")
+    others = [name for name in (LOCAL, federated) if name in known and name != personal]
+    if personal not in known or not others:
+        return None, ()
+    found = verdict([run.path for run in runs])
+    beside = (client_outcomes(runs, str(personal), str(federated))
+              if federated in others and found.alternative != federated else ())
+    return found, beside
+
+
+def _footprints(runs: Sequence[Run], timeline: Timeline,
+                warnings: list[str]) -> tuple[Footprint, ...]:
+    """Return what the runs have cost, as far as their records say it."""
+    if not runs or not timeline.events or "blocks" not in runs[0].record.parameters:
+        return ()
+    try:
+        return tuple(footprint(run.path) for run in runs)
+    except TapflError as error:  # weights may be gone, for one
+        warnings.append(f"the footprint could not be counted: {error}")
+        return ()
+
+
+def _warnings(records: Sequence[RunRecord], runs: Sequence[Run], timeline: Timeline,
+              judged: VerdictReport | None) -> list[str]:
+    """Return what a reader must know before trusting a figure."""
+    found = []
+    if runs and len(runs) == 1:
+        found.append("one seed: nothing is said of how another would turn out")
+    if records[0].random_weights:
+        found.append("the foundation was not pre-trained: its weights are random")
+    if judged and not judged.sampled:
+        found.append("no scores of single samples were kept: intervals rest on clients and seeds")
+    for record in records:
+        found += [f"seed {record.seed}, {lost.get('where')}: {lost.get('dropped')} of "
+                  f"{lost.get('rows')} rows were left out" for lost in record.dropped]
+    wrong = sum(not math.isfinite(row["value"]) for run in runs for row in run.rows)
+    if wrong:
+        found.append(f"{counted(wrong, 'result')} not finite")
+    kinds = Counter(each.kind for each in timeline.incidents)
+    nouns = {"refused": "refused update", "missing": "missing answer",
+             "diverged": "diverged training"}
+    found += [f"{counted(count, nouns[kind])} (listed below)" for kind, count in kinds.items()]
+    if runs and not timeline.events:
+        found.append("no events were found: there are no losses, replacements and traffic to show")
+    if len({str(record.environment.get("code")) for record in records}) > 1:
+        found.append("the runs were made by different versions of tapfl's code")
+    return found
+
+
+def holding(record: RunRecord, client: str, task: str) -> str:
+    """Return a client's share of a task's data in its group, as the federation says it."""
+    _, name = parse_id(client, record.config.federation.groups)
+    for entry in record.federation.clients:
+        if entry.name == name and task in entry.tasks:
+            share = entry.tasks[task]
+            return "own data" if hasattr(share, "model_dump") else str(share)
+    return ""
+
+
+def owned_blocks(record: RunRecord) -> dict[str, list[str]]:
+    """Return the blocks of every client, in the order of the federation."""
+    tasks, known = record.federation.task_table(), record.parameters.get("blocks", {})
+    ownership = Ownership(tasks, record.config.backbone.kind)
+    groups = record.config.federation.groups
+    return {client_id(group, entry.name, groups):
+            [b for b in ownership.blocks_of(None, entry.tasks) if not known or b in known]
+            for group in range(groups) for entry in record.federation.clients}
+
+
+def methods_of(gathered: Gathered) -> list[str]:
+    """Return the methods with results, the constant answer last."""
+    known = gathered.runs[0].methods
+    return sorted(known, key=lambda method: method == CONSTANT)

@@ -1,0 +1,107 @@
+"""A report as one HTML file that needs nothing else: no network, no other file.
+
+The page's script and style are inlined, and its content policy allows these two and nothing more.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from tapfl import __version__
+from tapfl.engine.files import replacing
+from tapfl.report import html_learning as learning
+from tapfl.report import html_record as record
+from tapfl.report import html_results as results
+from tapfl.report.gather import Gathered, gather
+from tapfl.report.markup import Html, counted, join, tag, text
+
+FILE = "report.html"
+SELF, NOTHING = "'self'", "'none'"  # as a content policy writes them
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None, samples: bool = True) -> Path:
+    """Write the report of a run, or of several seeds, and return where it is."""
+    page = render(gather(folders), samples)
+    path = out or folders[0] / FILE
+    with replacing(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+    return path
+
+
+def render(gathered: Gathered, samples: bool = True, watched: bool = False) -> str:
+    """Return the page; a ``watched`` one asks its server for news."""
+    style, script = _asset("page.css"), _asset("page.js")
+    policy = (f"default-src 'none'; style-src 'sha256-{_digest(style)}'; "
+              f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'; "
+              f"connect-src {SELF if watched else NOTHING}")
+    sections = _sections(gathered, samples)
+    name = gathered.paths[0].resolve().name
+    title = f"{name} and {len(gathered.paths) - 1} more" if len(gathered.paths) > 1 else name
+    return Template(_asset("page.html")).substitute(
+        policy=policy, title=text(title), style=style, script=script,
+        about=_about(gathered), links=_links(sections),
+        sections=join(_section(*each) for each in sections),
+        state="watched" if watched and not gathered.finished else "complete",
+        version=text(__version__))
+
+
+def _asset(name: str) -> str:
+    return (resources.files("tapfl") / "report" / name).read_text(encoding="utf-8")
+
+
+def _digest(content: str) -> str:
+    """Return what a content policy calls an inlined script or style by."""
+    return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+
+
+Section = tuple[str, str, Html]  # its id, heading and content
+
+
+def _sections(gathered: Gathered, samples: bool) -> list[Section]:
+    """Return the parts of the page; what a person wants first is first."""
+    found: list[Section] = []
+    if gathered.finished:
+        found += [("verdict", "Verdict", results.headline(gathered)),
+                  ("results", "Results", join([results.main_table(gathered),
+                                               results.comparisons(gathered)]))]
+        if gathered.verdict is not None:
+            found.append(("clients", "Who was helped, who was hurt", results.clients(gathered)))
+    else:
+        found.append(("progress", "Progress", record.progress(gathered)))
+    found += [("learning", "Learning", learning.learning(gathered)),
+              ("replacements", "Replacements", learning.replacements(gathered)),
+              ("map", "Map of the federation", join([learning.federation_map(gathered),
+                                                     learning.blocks(gathered)]))]
+    if samples:
+        found.append(("samples", "Samples", tag(
+            "p", "The run kept no samples of what its models predict.", class_="empty")))
+    return [*found, ("cost", "Footprint, time and memory", record.costs(gathered)),
+            ("warnings", "Warnings", record.warnings(gathered)),
+            ("versions", "Versions and data", record.versions(gathered)),
+            ("again", "Make it again", record.again(gathered))]
+
+
+def _section(id_: str, heading: str, content: Html) -> Html:
+    return tag("section", tag("h2", heading, id=f"{id_}-heading"), content, id=f"section-{id_}",
+               aria_labelledby=f"{id_}-heading")
+
+
+def _links(sections: Sequence[Section]) -> Html:
+    return join(tag("li", tag("a", heading, href=f"#section-{id_}"))
+                for id_, heading, _ in sections)
+
+
+def _about(gathered: Gathered) -> Html:
+    """Return in a line what was run."""
+    first = gathered.record
+    seeds = ", ".join(map(str, gathered.seeds))
+    return tag("p", f"{counted(first.clients, 'client')}, "
+                    f"{counted(len(first.federation.tasks), 'task')}, foundation "
+                    f"{first.config.foundation.name}, "
+                    f"{counted(first.config.train.rounds, 'round')}, "
+                    f"seed{'s' if len(gathered.seeds) > 1 else ''} {seeds}")
