@@ -58,9 +58,10 @@ def passes(network, task, batch, quick):
 
 @pytest.mark.parametrize(("name", "sections", "task"), [
     ("flava", {}, "pets"), ("flava", {}, "vqa"),
-    ("flava", {"backbone": {"layers_per_stage": 2}}, "vqa"),
+    pytest.param("flava", {"backbone": {"layers_per_stage": 2}}, "vqa", marks=pytest.mark.long),
     ("flava", {"backbone": {"kind": "standard"}}, "news"),
-    ("pair", {}, "vqa"), ("pair", {"backbone": {"kind": "standard"}}, "news")])
+    pytest.param("pair", {}, "vqa", marks=pytest.mark.long),
+    ("pair", {"backbone": {"kind": "standard"}}, "news")])
 def test_fast_equals_plain(name, sections, task):
     network = randomize(build(tiny(name, **sections))).eval()
     assert all(fast.suits(layer) for layer in layers(network))
@@ -165,6 +166,7 @@ def test_a_pending_norm_is_taken_before_a_step_that_goes_the_plain_way():
     torch.testing.assert_close(*found, atol=2e-5, rtol=2e-5)
 
 
+@pytest.mark.long
 def test_dropout_of_the_kernels_leaves_the_mean_alone():
     network = randomize(build(tiny(lora={"dropout": 0.3})))
     batch = make_batch(TASKS["news"])
@@ -183,6 +185,7 @@ def test_dropout_of_the_kernels_leaves_the_mean_alone():
     assert (drawn.mean(dim=0) - exact).abs().mean() < spread
 
 
+@pytest.mark.long
 def test_checkpointing_gives_the_same_gradients():
     network = randomize(build(tiny(lora={"dropout": 0.3}))).train()
     for quick in (False, True):
