@@ -89,6 +89,7 @@ def test_methods_are_found_by_name():
     assert folder_name("pkg.mod:Own+post") == "pkg_mod_Own+post"
 
 
+@pytest.mark.long
 def test_variants_do_the_same_work_once_and_get_what_each_gets_alone(tmp_path, monkeypatch):
     """Four margins, of which three never matter: one training of X, one stage 2, one evaluation."""
     from tapfl.personal import tap as module

@@ -25,7 +25,8 @@ def bench(tmp_path, *arguments):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long) if name == "scale" else name for name in COLUMNS])
 def test_every_benchmark(name, tmp_path, capsys):
     report = bench(tmp_path, name)
     assert report["columns"] == COLUMNS[name]

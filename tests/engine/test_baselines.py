@@ -42,6 +42,7 @@ def test_whole_runs(tmp_path):
     assert all(math.isfinite(r["value"]) for r in rows)
 
 
+@pytest.mark.long
 def test_what_clients_keep_survives_a_break(tmp_path):
     """Two rounds of the same two clients, so that it matters."""
     methods = ["fedala", "fedavg+ditto", "fedavg+apfl"]

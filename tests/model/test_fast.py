@@ -57,7 +57,7 @@ def passes(network, task, batch, quick):
 
 
 @pytest.mark.parametrize(("name", "sections", "task"), [
-    ("flava", {}, "pets"), ("flava", {}, "vqa"),
+    ("flava", {}, "pets"), pytest.param("flava", {}, "vqa", marks=pytest.mark.long),
     pytest.param("flava", {"backbone": {"layers_per_stage": 2}}, "vqa", marks=pytest.mark.long),
     ("flava", {"backbone": {"kind": "standard"}}, "news"),
     pytest.param("pair", {}, "vqa", marks=pytest.mark.long),
@@ -192,6 +192,7 @@ def test_checkpointing_gives_the_same_gradients():
         check_checkpointing(network, "pets", quick)
 
 
+@pytest.mark.long
 def test_checkpointing_where_the_norm_comes_after():
     network = randomize(build(tiny("pair", lora={"dropout": 0.3}))).train()
     check_checkpointing(network, "news", quick=True)
@@ -207,6 +208,7 @@ def check_checkpointing(network, task, quick):
         torch.testing.assert_close(found[1][name], gradient, msg=name)
 
 
+@pytest.mark.long
 def test_checkpointing_of_ranks_that_the_kernels_leave_alone():
     network = randomize(build(tiny(lora={"expert_rank": 65, "dropout": 0.5})))
     check_checkpointing(network.train(), "news", quick=True)
