@@ -526,8 +526,13 @@ class Config(Section):
     @property
     def thread_count(self) -> int:
         """How many CPU threads compute: as set, or the cores there are, eight at most."""
-        return self.threads or min(USUAL_THREADS, len(os.sched_getaffinity(0)) if hasattr(
-            os, "sched_getaffinity") else os.cpu_count() or 1)
+        return self.threads or min(USUAL_THREADS, usable_cores())
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (
+        os.cpu_count() or 1)
 
 
 def warm_up(initial: float, final: float, rounds: int, round_: int) -> float:

@@ -209,15 +209,7 @@ class SoftOracle(Oracle):
             self.move(client, local, 0.5 if client.id in self.replaced else 1.0)
             self.replaced.append(client.id)
             self.train(self.personal[client.id], client, train.local_steps, lr, t, "personal")
-        with torch.no_grad():
-            for name, block in self.server.blocks.items():
-                owners = [(c, m) for c, m in sent if name in self.blocks(c)]
-                total = sum(c.samples for c, _ in owners)
-                for key, parameter in block.named_parameters():
-                    if owners:
-                        parameter.copy_(sum(
-                            c.samples / total * dict(m.blocks[name].named_parameters())[key]
-                            for c, m in owners))
+        self.average(sent)
 
     def finish(self, client):
         self.move(client, self.server, 0.5 if client.id in self.replaced else 1.0)

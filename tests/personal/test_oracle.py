@@ -80,6 +80,9 @@ class Oracle:
                     self.replaced.append((t, client.id, task))
             self.h_p[client.id] |= self.train(
                 self.personal[client.id], client, train.local_steps, lr, t, "personal")
+        self.average(sent)
+
+    def average(self, sent):
         with torch.no_grad():
             for name, block in self.server.blocks.items():
                 owners = [(c, m) for c, m in sent if name in self.blocks(c)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import yaml
 
-from tapfl.config import Config
+from tapfl.config import Config, usable_cores
 from tapfl.data.federation import load_federation
 from tapfl.engine.record import RunRecord
 from tapfl.errors import TapflError
@@ -97,8 +97,7 @@ def places(devices: Sequence[str], jobs: int | None) -> list[Place]:
     """
     if jobs is not None and jobs < 1:
         raise TapflError(f"--jobs {jobs}: expected at least 1")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (
-        os.cpu_count() or 1)
+    cores = usable_cores()
     found = []
     for device in dict.fromkeys(devices):
         if device != "cpu" and device.partition(":")[0] != "cuda":
