@@ -215,13 +215,25 @@ def test_pruning_keeps_what_somebody_may_go_back_to(tmp_path):
     for round_ in (0, 2, 5, 7):
         store.save("tap", "a", round_, state(round_), {})
     store.flush()
-    store.prune("tap", "a", before=6)
-    assert on_disk(store) == ["tap/a/000005", "tap/a/000007"]
+    store.prune("tap", "a", kept=(1, 4))
+    assert on_disk(store) == [f"tap/a/00000{r}" for r in (0, 2, 5, 7)]
+    store.prune("tap", "a", kept=(4, 6))
+    assert on_disk(store) == [f"tap/a/00000{r}" for r in (2, 5, 7)]
     for found in (store, ClientStore(tmp_path)):
-        assert value(found.load("tap", "a", as_of=6)) == 5
-    store.prune("tap", "a", before=-1)
-    store.prune("tap", "nobody", before=6)
-    assert len(on_disk(store)) == 2
+        assert [value(found.load("tap", "a", as_of=r)) for r in (4, 6, 7)] == [2, 5, 7]
+    store.prune("tap", "nobody", kept=(6,))
+    assert len(on_disk(store)) == 3
+
+
+def test_without_a_checkpoint_the_two_newest_states_stay(tmp_path):
+    store = ClientStore(tmp_path)
+    for round_ in range(9):
+        store.save("tap", "a", round_, state(round_), {})
+        store.flush()
+        store.prune("tap", "a", kept=())
+    assert on_disk(store) == ["tap/a/000007", "tap/a/000008"]
+    listing = store.listing(as_of=7)  # round 8 was cut short
+    assert ClientStore(tmp_path).check(listing) is None
 
 
 def test_a_clients_folder_is_looked_up_once(tmp_path, monkeypatch):
@@ -328,7 +340,7 @@ class StoreMachine(RuleBasedStateMachine):
     def prune(self, client):
         self.flush()
         self.floor = self.round
-        self.store.prune("tap", client, before=self.round)
+        self.store.prune("tap", client, kept=(self.round,))
 
     @rule()
     def restart(self):

@@ -130,10 +130,10 @@ def test_a_clients_own_check_is_believed(tmp_path):
     assert "c0" not in read_events(tmp_path, "round")[0]["contributors"]["decoder/a"]
 
 
-def test_a_message_names_the_oldest_round_to_go_back_to(tmp_path):
+def test_a_message_names_the_rounds_to_go_back_to(tmp_path):
     clients = Fakes()
     rounds(tmp_path, clients)[0].run()
-    assert [ask.oldest for ask in clients.asked] == [-1, -1, 1, 1, 1, 1, 3]
+    assert [ask.kept for ask in clients.asked] == [(), (), (1,), (1,), (1, 3), (1, 3), (3, 5)]
     assert clients.asked[-1].kind == "finish"
 
 

@@ -38,9 +38,9 @@ class Checkpoints:
         return self._rounds[-1] if self._rounds else -1
 
     @property
-    def oldest(self) -> int:
-        """The oldest round that the server may go back to, or -1."""
-        return self._rounds[0] if self._rounds else -1
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that the server may go back to."""
+        return tuple(self._rounds)
 
     def write(self, round_: int, blocks: BlockState, notes: Mapping[str, Any]) -> None:
         """Write down that a round is complete; ``notes`` is what belongs with it, plain JSON."""

@@ -1,9 +1,9 @@
 """The state that clients keep between their rounds: X, histories, private blocks.
 
 A client's state is a new file for every round that changes it. Whoever reads says as of which round
-(``load(as_of=...)``), and whoever knows that nobody will go back beyond a round drops what is older
-(``prune(before=...)``). So the store works on a machine that never sees the server's checkpoints: a
-message names both rounds.
+(``load(as_of=...)``), and whoever knows which rounds somebody may go back to drops the rest
+(``prune(kept=...)``). So the store works on a machine that never sees the server's checkpoints: a
+message names these rounds. However seldom checkpoints are written, a client has a few files.
 
 Files are written in the background, and recent ones are kept in memory.
 """
@@ -84,15 +84,19 @@ class ClientStore:
         # The next load takes the new version; older ones need no place in memory.
         self._files.forget(self._path(Label(owner, client, v)) for v in before if v != round_)
 
-    def prune(self, owner: str, client: str, before: int) -> None:
-        """Drop what is older than the state of a round that nobody goes back beyond.
+    def prune(self, owner: str, client: str, kept: Iterable[int]) -> None:
+        """Drop what nobody goes back to; ``kept`` are the rounds that have a checkpoint.
 
-        That round's state must have been flushed.
+        The two newest stay: the next checkpoint may be of the round before one that was cut short.
         """
         versions = self._versions((owner, client))
-        for version in sorted(v for v in versions if v <= before)[:-1]:
-            self._path(Label(owner, client, version)).unlink(missing_ok=True)
-            del versions[version]
+        needed = set(sorted(versions)[-2:])
+        needed |= {max((v for v in versions if v <= round_), default=-1) for round_ in kept}
+        for version in set(versions) - needed:
+            path = self._path(Label(owner, client, version))
+            if path.is_file():  # else it waits to be written, and goes the next time
+                path.unlink()
+                del versions[version]
 
     def flush(self) -> None:
         """Return when all that was saved is on disk."""

@@ -18,13 +18,13 @@ Kind = Literal["train", "evaluate", "finish"]
 class Ask:
     """What is asked of the clients.
 
-    ``round`` is the round under way, or the number of rounds when all are over. ``oldest`` is the
-    oldest round that the server may go back to: a client needs nothing older.
+    ``round`` is the round under way, or the number of rounds when all are over. ``kept``
+    are the rounds that the server may go back to: those of its checkpoints.
     """
 
     kind: Kind
     round: int
-    oldest: int
+    kept: tuple[int, ...]
 
 
 @dataclass(frozen=True)

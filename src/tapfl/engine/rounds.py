@@ -89,7 +89,7 @@ class Rounds:
         # 1. The cohort; each member gets the blocks it exchanges.
         cohort = [self.members[i] for i in self.server.cohort(round_)]
         sent = ((member, self.server.send(self.exchanged(member))) for member in cohort)
-        answers = self.clients.ask(Ask("train", round_, self.checkpoints.oldest), sent)
+        answers = self.clients.ask(Ask("train", round_, self.checkpoints.rounds), sent)
         # 2. Updates are checked and averaged in the roster's order, whenever they come.
         events: dict[str, list[Event]] = {member.id: [] for member in cohort}
         losses: dict[str, list[float]] = {}
@@ -196,7 +196,7 @@ class Rounds:
         sent = ((member, self.server.send(self.exchanged(member))) for member in missing)
         done = total - len(missing)
         index = {member.id: member.index for member in missing}
-        for answer in self.clients.ask(Ask("finish", rounds, self.checkpoints.oldest), sent):
+        for answer in self.clients.ask(Ask("finish", rounds, self.checkpoints.rounds), sent):
             if not isinstance(answer, Final):
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),

@@ -66,11 +66,11 @@ class Worker:
         self.events.clear()
         return events
 
-    def end_turn(self, client: Member, oldest: int) -> None:
+    def end_turn(self, client: Member, kept: Iterable[int]) -> None:
         """Forget what only this client's turn could use, and files that nobody goes back to."""
         self.memo.end_turn()
         for owner in (self.plan.name, *(p.name for p in self.personalizers)):
-            self.store.prune(owner, client.id, before=oldest)
+            self.store.prune(owner, client.id, kept=kept)
 
 
 def _made(cls: type[T], *arguments: Any) -> T:

@@ -27,6 +27,7 @@ VERBS = ("body change cognition communication competition consumption contact cr
 LEXNAMES = [("adj.all", 3), ("adj.pert", 3), ("adv.all", 4),
             *((f"noun.{name}", 1) for name in NOUNS.split()),
             *((f"verb.{name}", 2) for name in VERBS.split()), ("adj.ppl", 3)]
+CACHED = 100_000  # texts whose tokens are remembered
 
 
 class Meteor:
@@ -43,16 +44,16 @@ class Meteor:
         synsets = (lambda word: []) if found is None else _reader(found).synsets
         self._wordnet = SimpleNamespace(synsets=functools.cache(synsets))
         self._stemmer = SimpleNamespace(stem=functools.cache(PorterStemmer().stem))
-        self._tokenizer = NLTKWordTokenizer()
+        # The references come again with every model that is scored.
+        self._tokens = functools.lru_cache(CACHED)(NLTKWordTokenizer().tokenize)
         self.facts = {"library": f"nltk {nltk.__version__}", "wordnet": found and found.name}
 
     def __call__(self, written: Sequence[str], references: Sequence[str]) -> list[float]:
         """Return the library's score of every pair."""
         from nltk.translate.meteor_score import single_meteor_score
 
-        tokens = self._tokenizer.tokenize
-        return [single_meteor_score(tokens(reference), tokens(text), stemmer=self._stemmer,
-                                    wordnet=self._wordnet)
+        return [single_meteor_score(self._tokens(reference), self._tokens(text),
+                                    stemmer=self._stemmer, wordnet=self._wordnet)
                 for text, reference in zip(written, references, strict=True)]
 
 
