@@ -1,5 +1,6 @@
 """Tiny models and batches, the same for every test."""
 
+import gc
 import os
 import shutil
 import tempfile
@@ -91,6 +92,12 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--long"):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
         items[:] = [i for i in items if not i.get_closest_marker("long")]
+
+
+def pytest_collection_finish(session):
+    """Keep what the imports made out of later collections: every run collects garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
