@@ -6,6 +6,7 @@ import shutil
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads leave the cores to others
 # What tests prepare and fetch stays out of the user's caches.
 os.environ["TAPFL_CACHE"] = tempfile.mkdtemp(prefix="tapfl-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["TAPFL_CACHE"] + "/datasets"
