@@ -14,11 +14,14 @@ help: ## list the targets
 quickstart: $(VENV)/.installed ## install, and watch thirty small clients learn (a minute)
 	$(BIN)/tapfl run quickstart
 
+# A file's tests stay together: what they share is made once.
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
 test: $(VENV)/.dev ## run the tests, side by side (under 6 minutes on 2 cores)
-	$(BIN)/python -m pytest -n $(JOBS) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-all: $(VENV)/.dev ## run the tests and those that take longer (kills, every command of the docs)
-	$(BIN)/python -m pytest -n $(JOBS) --long $(ARGS)
+	$(PYTEST) --long $(ARGS)
 
 lint: $(VENV)/.dev ## check style and types
 	$(BIN)/ruff check .

@@ -1,10 +1,12 @@
 """Tiny models and batches, the same for every test."""
 
+import gc
 import os
 import shutil
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # waiting threads leave the cores to others
 # What tests prepare and fetch stays out of the user's caches.
 os.environ["TAPFL_CACHE"] = tempfile.mkdtemp(prefix="tapfl-tests-")
 os.environ["HF_DATASETS_CACHE"] = os.environ["TAPFL_CACHE"] + "/datasets"
@@ -91,6 +93,12 @@ def pytest_collection_modifyitems(config, items):
     if not config.getoption("--long"):
         config.hook.pytest_deselected(items=[i for i in items if i.get_closest_marker("long")])
         items[:] = [i for i in items if not i.get_closest_marker("long")]
+
+
+def pytest_collection_finish(session):
+    """Keep what the imports made out of later collections: every run collects garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

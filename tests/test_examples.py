@@ -16,9 +16,10 @@ CLINICS = ROOT / "examples" / "clinics"
 def test_clinics(tmp_path, capsys):
     pytest.importorskip("datasets")
     out = tmp_path / "clinics"
-    few = ["train.rounds=2", "train.local_steps=1", "post.steps=1", "methods=[fedavg, tap]"]
-    assert main(["run", str(CLINICS / "clinics.yaml"), "--quiet", "--out", str(out),
-                 *(word for setting in few for word in ("--set", setting))]) == 0
+    few = ["train.rounds=2", "train.local_steps=1", "post.steps=1", "methods=[fedavg, tap]",
+           "data.test=12"]
+    assert main(["run", str(CLINICS / "clinics.yaml"), "--quiet", "--threads", "1",
+                 "--out", str(out), *(word for setting in few for word in ("--set", setting))]) == 0
     model = tapfl.load(out, client="radiology", device="cpu")
     answer = model.predict("xray", CLINICS / "radiology" / "nodule" / "03.png")
     assert set(answer["probabilities"]) == {"clear", "nodule", "fracture"}

@@ -72,6 +72,36 @@ def test_bad_variants(methods, variants, message):
         plan(Config.model_validate({"methods": methods, "variants": variants}))
 
 
+@pytest.mark.parametrize(("methods", "override", "message"), [
+    (["tap-soft"], "tap.share=0.25",
+     r"tap.share: 0.25 would change nothing, 'tap-soft' stands for 0.5; make a variant of it: "
+     r"\{of: tap-soft, tap: \{share: 0.25\}\}$"),
+    (["fedavg", "disentafl+tap-soft"], "tap.end=plain", "'disentafl.tap-soft' stands for plain2"),
+    (["tap-nokd"], "tap.end=plain2", "'tap-nokd' stands for plain;"),
+    (["mine"], "tap.share=0.25", "of: tap-soft, tap"),
+])
+def test_a_setting_that_a_name_stands_for_is_not_lost_silently(methods, override, message):
+    variants = ["variants.mine={of: tap-soft, post: {steps: 3}}"] if methods == ["mine"] else []
+    config = load_config("quickstart", [f"methods={methods}", override, *variants])
+    with pytest.raises(TapflError, match=message):
+        plan(config)
+
+
+@pytest.mark.parametrize(("methods", "overrides"), [
+    (["tap", "tap-soft"], ["tap.share=0.25"]),  # it is TAP's
+    (["tap-soft"], ["tap.share=0.5"]),
+    (["tap-soft"], ["tap.temperature=2"]),
+    (["fedavg"], ["tap.share=0.25"]),
+    (["mine"], ["tap.share=0.1", "variants.mine={of: tap-soft, tap: {share: 0.25}}"]),
+])
+def test_settings_that_are_somebodys(methods, overrides):
+    config = load_config("quickstart", [f"methods={methods}", *overrides])
+    plan(config)
+    shares = {"tap": 0.25, "tap-soft": 0.5, "mine": 0.25}
+    assert all(spec.config.tap.share == shares[spec.name] for spec in method_specs(config)
+               if spec.personalizer)
+
+
 @pytest.mark.parametrize("name", ["../x", "a b", "", "x" * 81, "é", "a/b"])
 def test_a_variant_has_a_name_that_can_be_a_folder(name):
     with pytest.raises(ValueError, match="is not a name"):

@@ -152,6 +152,10 @@ class FederationConfig(Section):
     """A federation file of your own; it is looked for beside the configuration, too."""
     groups: int = Field(3, ge=1, le=1_000_000)
     """How many times the layout's clients are there; each group gets its part of every data set."""
+    clients: tuple[str, ...] | None = Field(None, min_length=1, max_length=MANY)
+    """Only these clients take part, by id (``g0-7``; the name alone where there is one group). Each
+    holds what it would hold if all took part.
+    """
     holdout: float = Field(0.0, ge=0, lt=1)
     """The share of every client's data that is kept back for validation losses."""
     dirichlet: float | None = Field(None, ge=1e-6, le=WEIGHT)

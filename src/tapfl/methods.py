@@ -105,6 +105,27 @@ def method_specs(config: Config) -> list[MethodSpec]:
     return specs
 
 
+def check_named(config: Config, specs: Sequence[MethodSpec]) -> None:
+    """Refuse a setting that no method would use, because their names stand for other values.
+
+    A value at its default cannot be told from one that was not given; it is never refused.
+    """
+    for spec in specs:
+        variant = config.variants.get(spec.name)
+        method, own = (variant.of, variant.model_extra or {}) if variant else (spec.name, {})
+        _, named = NAMED.get(_halves(method)[1], ("", {}))
+        for section, key in ((s, k) for s, values in named.items() for k in values):
+            given = getattr(config, section)
+            value, default = getattr(given, key), type(given).model_fields[key].default
+            used = [getattr(getattr(other.config, section), key) for other in specs
+                    if other.personalizer == spec.personalizer]
+            if key not in own.get(section, {}) and value != default and value not in used:
+                raise TapflError(
+                    f"{section}.{key}: {value} would change nothing, '{method}' stands for "
+                    f"{named[section][key]}; make a variant of it: "
+                    f"{{of: {method}, {section}: {{{key}: {value}}}}}")
+
+
 def federated_runs(specs: Sequence[MethodSpec]) -> list[RunSpec]:
     """Group methods by what their W depends on: each group is one federated run."""
     groups: dict[str, list[MethodSpec]] = {}

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -56,16 +58,29 @@ def newest_checkpoint(out, method="fedavg"):
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calm")
-    config = tiny_experiment(folder, methods=["fedavg+post", "tap"], train={"rounds": 6})
+    config = tiny_experiment(folder, methods=["fedavg+post", "tap"],
+                             train={"rounds": 6, "local_steps": 1}, post={"steps": 1})
     run(config, folder / "out")
     return config, folder / "out"
 
 
-def test_the_time_of_a_killed_piece_counts(tmp_path, calm):
-    """A killed process leaves when it began; how long it lived, its last event tells."""
-    out = tmp_path / "out"
+@pytest.fixture(scope="module")
+def halted(calm, tmp_path_factory):
+    """The same run, stopped after its last round."""
+    out = tmp_path_factory.mktemp("halted") / "out"
     with pytest.raises(KeyboardInterrupt):
-        run(calm[0], out, notify=Stop(at_round=3))
+        run(calm[0], out, notify=Stop(at_round=5))
+    return out
+
+
+@pytest.fixture
+def out(halted, tmp_path):
+    """A copy of the run that was stopped."""
+    return Path(shutil.copytree(halted, tmp_path / "out"))
+
+
+def test_the_time_of_a_killed_piece_counts(out, calm):
+    """A killed process leaves when it began; how long it lived, its last event tells."""
     record = json.loads((out / "run.json").read_text())
     assert record["began"] is None
     began = (out / "events.jsonl").stat().st_mtime - 1000
@@ -179,29 +194,24 @@ def test_a_complete_run_stays_as_it_is(calm):
     assert len(rows) == len(before.splitlines()) - 1
 
 
-def test_damaged_checkpoint_falls_back_to_the_previous_one(tmp_path, calm):
+def test_damaged_checkpoint_falls_back_to_the_previous_one(out, calm):
     config, expected = calm
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", notify=Stop(at_round=5))
-    newest = sorted((tmp_path / "out/state/fedavg/checkpoints").glob("*.safetensors"))[-1]
+    newest = sorted((out / "state/fedavg/checkpoints").glob("*.safetensors"))[-1]
     data = bytearray(newest.read_bytes())
     data[-5] ^= 0xFF
     newest.write_bytes(data)
     watch = Stop()
-    run(config, tmp_path / "out", resume=True, notify=watch)
+    run(config, out, resume=True, notify=watch)
     assert "damaged" in watch.said[0]
     assert "going back to round" in watch.said[0]
-    assert (tmp_path / "out/results.csv").read_bytes() == (expected / "results.csv").read_bytes()
+    assert (out / "results.csv").read_bytes() == (expected / "results.csv").read_bytes()
 
 
-def test_no_sound_checkpoint_is_one_clear_line(tmp_path, calm):
-    config, _ = calm
-    with pytest.raises(KeyboardInterrupt):
-        run(config, tmp_path / "out", notify=Stop(at_round=5))
-    for path in (tmp_path / "out/state/fedavg/checkpoints").glob("*.safetensors"):
+def test_no_sound_checkpoint_is_one_clear_line(out, calm):
+    for path in (out / "state/fedavg/checkpoints").glob("*.safetensors"):
         path.write_bytes(b"")
     with pytest.raises(TapflError, match="no sound checkpoint is left"):
-        run(config, tmp_path / "out", resume=True)
+        run(calm[0], out, resume=True)
 
 
 def test_full_disk(tmp_path, calm, monkeypatch):
@@ -253,7 +263,7 @@ def test_same_seed_same_results_other_seed_others(tmp_path, calm):
 
 
 def test_bf16_runs_and_says_so(tmp_path):
-    config = tiny_experiment(tmp_path, precision="bf16", train={"rounds": 1},
+    config = tiny_experiment(tmp_path, precision="bf16", train={"rounds": 1, "local_steps": 1},
                              methods=["tap", "feddat"])
     rows = run(config, tmp_path / "out")
     assert all(math.isfinite(r["value"]) for r in rows)
@@ -262,10 +272,12 @@ def test_bf16_runs_and_says_so(tmp_path):
 
 
 def test_old_client_files_are_forgotten(tmp_path):
-    config = tiny_experiment(tmp_path, train={"rounds": 12, "cohort": 4, "local_steps": 1},
-                             checkpoint={"every": 1})
+    config = tiny_experiment(tmp_path, train={"rounds": 6, "cohort": 2, "local_steps": 1},
+                             federation={"clients": ["shapes", "news"]}, checkpoint={"every": 1})
     run(config, tmp_path / "out")
-    for folder in (tmp_path / "out/state/fedavg/clients/tap").iterdir():
+    folders = list((tmp_path / "out/state/fedavg/clients/tap").iterdir())
+    assert len(folders) == 2
+    for folder in folders:  # each was written in every round
         assert len(list(folder.iterdir())) <= 4
     assert len(list((tmp_path / "out/state/fedavg/checkpoints").glob("*.json"))) == 2
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +24,25 @@ from tests.experiment import FEDERATION, FederatedRun, read_events, tiny_experim
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("calm")
-    config = tiny_experiment(folder, methods=["tap", "local"], train={"rounds": 6})
+    config = tiny_experiment(folder, methods=["tap", "local"],
+                             train={"rounds": 6, "local_steps": 1}, post={"steps": 1})
     run(config, folder / "out")
     return config, folder / "out"
 
 
-def stopped(config, out, at=4):
+@pytest.fixture(scope="module")
+def halted(calm, tmp_path_factory):
+    """The same run, stopped after five rounds."""
+    return stopped(calm[0], tmp_path_factory.mktemp("halted") / "out", at=4)
+
+
+@pytest.fixture
+def out(halted, tmp_path):
+    """A copy of the run that was stopped."""
+    return Path(shutil.copytree(halted, tmp_path / "out"))
+
+
+def stopped(config, out, at):
     with pytest.raises(KeyboardInterrupt):
         run(config, out, notify=Stop(at_round=at))
     return out
@@ -53,10 +67,9 @@ def _swap(one, other):
 
 
 @pytest.mark.parametrize("damage", [_flip, lambda path: path.unlink()], ids=["flip", "delete"])
-def test_damaged_client_state_never_changes_results(tmp_path, calm, damage):
+def test_damaged_client_state_never_changes_results(out, calm, damage):
     """It falls back to the checkpoint before."""
     config, expected = calm
-    out = stopped(config, tmp_path / "out")
     damage(_newest(sorted((out / "state" / "fedavg" / "clients" / "tap").iterdir())[0]))
     said = []
     run(config, out, resume=True, notify=said.append)
@@ -69,8 +82,7 @@ def test_damaged_client_state_never_changes_results(tmp_path, calm, damage):
     (lambda c: shutil.rmtree(sorted(c.iterdir())[0]), "missing"),
     (shutil.rmtree, "missing"),
 ], ids=["swapped clients", "a client's folder", "everybody's folder"])
-def test_state_that_no_checkpoint_fits_is_refused(tmp_path, calm, damage, fault):
-    out = stopped(calm[0], tmp_path / "out")
+def test_state_that_no_checkpoint_fits_is_refused(out, calm, damage, fault):
     damage(out / "state" / "fedavg" / "clients" / "tap")
     with pytest.raises(TapflError, match=rf"{fault}.*no sound checkpoint is left") as caught:
         run(calm[0], out, resume=True)
@@ -92,8 +104,7 @@ def test_final_records_belong_to_a_client_and_its_models(tmp_path, calm):
     same_run(out, expected)
 
 
-def test_settings_that_were_changed_in_the_record_are_refused(tmp_path, calm):
-    out = stopped(calm[0], tmp_path / "out")
+def test_settings_that_were_changed_in_the_record_are_refused(out):
     before = (out / "events.jsonl").read_bytes()
     record = json.loads((out / "run.json").read_text())
     record["config"]["train"]["lr"] = 0.123
@@ -104,8 +115,7 @@ def test_settings_that_were_changed_in_the_record_are_refused(tmp_path, calm):
 
 # The folder
 
-def test_a_locked_folder(tmp_path, calm):
-    out = stopped(calm[0], tmp_path / "out")
+def test_a_locked_folder(out, calm):
     with FileLock(str(out / ".lock")), pytest.raises(TapflError, match="another process is at"):
         run(calm[0], out, resume=True)
     run(calm[0], out, resume=True)
@@ -174,14 +184,16 @@ def test_resume_imports_nothing_that_is_not_named(tmp_path, monkeypatch):
 
 # Threads
 
-def test_threads_are_part_of_a_run(tmp_path, calm):
-    config = calm[0].model_copy(update={"threads": 2})
+def test_threads_are_part_of_a_run(tmp_path):
+    config = tiny_experiment(tmp_path, threads=2, methods=["fedavg"],
+                             federation={"clients": ["news"]},
+                             train={"rounds": 2, "local_steps": 1})
     before = torch.get_num_threads()
     seen = []
 
     def watch(event):
         seen.append(torch.get_num_threads())
-        if isinstance(event, RoundEnded) and event.round == 2:
+        if isinstance(event, RoundEnded) and event.round == 0:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -194,7 +206,7 @@ def test_threads_are_part_of_a_run(tmp_path, calm):
         torch.get_num_threads()))
     assert set(seen) == {2}
     with pytest.raises(TapflError, match="started with another 'threads'"):
-        run(calm[0], tmp_path / "out", resume=True)
+        run(config.model_copy(update={"threads": 1}), tmp_path / "out", resume=True)
 
 
 def test_the_usual_number_of_threads_does_not_depend_on_the_environment(monkeypatch, calm):

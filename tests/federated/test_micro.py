@@ -244,6 +244,58 @@ def test_what_does_not_fit_when_captured_is_captured_in_pieces(fedavg):
     assert stepper.micro.sizes == {("agnews",): 4}
 
 
+@pytest.fixture(scope="module")
+def feddat(tmp_path_factory):
+    """FedDAT, and what its training leads to where memory suffices."""
+    run = build(tmp_path_factory.mktemp("feddat"), "feddat", feddat={"kl_weight": 0.5})
+    return run, dual_training(run, False, None, Tries(run.method))
+
+
+@pytest.mark.parametrize(("graphs", "micro", "fails"), [  # each step tries two halves
+    (False, "auto", 2), (True, None, 2), (True, None, 4), (True, "auto", 1), (True, "auto", 4)])
+def test_half_a_step_of_feddat_that_does_not_fit_is_tried_again_alone(feddat, graphs, micro, fails):
+    """The shared adapters have moved when the local ones' turn comes: they must not move again."""
+    run, plain = feddat
+    tries = Tries(run.method, fails)
+    found = dual_training(run, graphs, micro, tries)
+    assert tries.made > 4
+    assert found[0] == pytest.approx(plain[0], rel=1e-6)
+    for block in plain[1]:
+        torch.testing.assert_close(found[1][block], plain[1][block], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(("micro", "made"), [(None, 1 + 2), ("auto", 1 + 4)])  # 5, 3, 2, 1 samples
+def test_a_second_half_that_never_fits_is_an_error(feddat, micro, made):
+    run, _ = feddat
+    tries = Tries(run.method, *range(2, 100))
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        dual_training(run, True, micro, tries)
+    assert tries.made == made
+
+
+class Tries:
+    """Counts FedDAT's halves of steps, and lets some of them run out of memory."""
+
+    def __init__(self, method, *fails):
+        self.method, self.fails, self.made = method, fails, 0
+
+    def __call__(self, parts, student, teacher):
+        self.made += 1
+        if self.made in self.fails:
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return type(self.method)._mutual(self.method, parts, student, teacher)
+
+
+def dual_training(run, graphs, micro, tries):
+    method, client = run.method, run.federation.find("news")
+    method._mutual = tries
+    method.network.__dict__["_stepper"] = Played(
+        method.network, run.context.config.train, graphs, MicroBatches(micro))
+    method.initial.load_into(method.network.blocks)
+    losses = method.train(client, 0)
+    return losses, BlockState.extract(method.network.blocks)
+
+
 def test_a_run_shows_what_auto_found(tmp_path):
     run = build(tmp_path, speed={"micro_batch": "auto"})
     client = run.federation.find("news")

@@ -32,8 +32,8 @@ def test_percentages_are_means_of_ratios_as_in_the_paper(flava):
     ("flava", "310,559,996 36,862,998 10.33 347,422,994 18.11 1.1569 1.2943"),
     ("vilt", "186,171,919 38,124,175 18.18 224,296,094 29.78 0.6935 0.8357"),
 ])
-def test_the_papers_row_is_as_published(name, row):
-    text = render(summarize(load_config(name)), name)
+def test_the_papers_row_is_as_published(flava, name, row):
+    text = render(flava if name == "flava" else summarize(load_config(name)), name)
     assert _cells(text, "paper")[1:8] == row.split()
 
 

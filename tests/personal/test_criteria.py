@@ -254,11 +254,13 @@ def test_every_rule_runs_on_one_federated_run(tmp_path):
     config = tiny_experiment(
         tmp_path, methods=["fedavg", "fedavg+post2", "tap-soft", *RULES],
         variants={name: {"of": "tap", "tap": rule} for name, rule in RULES.items()},
-        federation={"holdout": 0.25}, post={"use_holdout": True})
+        federation={"holdout": 0.25, "clients": ["shapes", "looks"]},
+        train={"rounds": 2, "local_steps": 1}, post={"steps": 1, "use_holdout": True})
     rows = run(config, tmp_path / "out")
     assert {r["method"] for r in rows if r["method"] != "constant"} == set(config.methods)
     assert all(math.isfinite(r["value"]) for r in rows)
-    assert len({e["method"] for e in read_events(tmp_path / "out", "round")}) == 1
+    rounds = read_events(tmp_path / "out", "round")
+    assert [(e["method"], e["cohort"]) for e in rounds] == 2 * [("fedavg", ["shapes", "looks"])]
 
 
 def test_held_out_samples_are_given_back(tmp_path):

@@ -14,7 +14,7 @@ import torch
 from tapfl.bench.measure import Report, changed, once, timed
 from tapfl.config import Config
 from tapfl.data.batches import ClientData, TaskData
-from tapfl.data.federation import load_federation
+from tapfl.data.federation import load_federation, taking_part
 from tapfl.data.sources import load_data
 from tapfl.data.table import forget_checksums
 from tapfl.engine.build import own_data
@@ -27,7 +27,7 @@ def run(config: Config, device: str, quick: bool = False) -> Report:
     """Load every task's data set, then draw minibatches of its training data, training nothing."""
     if quick:
         config = changed(config, {"data.train": 32, "data.test": 8})
-    file = load_federation(config.federation)
+    file = taking_part(load_federation(config.federation), config.federation)
     tokenizer = load_tokenizer(config.foundation)
     limit = build_foundation(config.foundation, layers_per_stage=config.backbone.layers_per_stage,
                              device="meta").max_text

@@ -10,8 +10,9 @@ from tapfl.engine.build import build
 from tapfl.evaluation.evaluate import Evaluator
 
 COLUMNS = ["task", "kind", "samples", "seconds", "samples/s"]
-NO_MORE = {"federation.groups": 1, "federation.holdout": 0, "federation.dirichlet": None,
-           "tap.criterion": "training", "data.train": 1000}  # nothing trains here
+NO_MORE = {"federation.groups": 1, "federation.clients": None, "federation.holdout": 0,
+           "federation.dirichlet": None, "tap.criterion": "training",
+           "data.train": 1000}  # nothing trains here
 
 
 def run(config: Config, device: str, quick: bool = False, samples: int | None = None) -> Report:

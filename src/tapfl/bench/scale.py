@@ -61,8 +61,9 @@ def run(config: Config, device: str, quick: bool = False, clients: Sequence[int]
 def _settings(size: int, largest: int, file: str, rounds: int) -> dict[str, Any]:
     """Return what makes federations of different sizes comparable."""
     return {"methods": ["tap"], "federation.file": file, "federation.groups": size,
-            "federation.holdout": 0, "federation.dirichlet": None, "tap.criterion": "training",
-            "data.source": "synthetic", "data.train": EACH * largest, "data.test": 8,
+            "federation.clients": None, "federation.holdout": 0, "federation.dirichlet": None,
+            "tap.criterion": "training", "data.source": "synthetic",
+            "data.train": EACH * largest, "data.test": 8,
             "train.cohort": 2, "train.batch_size": BATCH, "train.local_steps": 2,
             "train.rounds": rounds}
 

@@ -9,7 +9,7 @@ import torch
 from tapfl.bench.measure import Report, timed
 from tapfl.blocks import BlockAverage, BlockState
 from tapfl.config import Config
-from tapfl.data.federation import load_federation
+from tapfl.data.federation import load_federation, taking_part
 from tapfl.model.network import build_network
 
 DISTINCT = 4  # updates that are cycled through: memory does not grow with the count of clients
@@ -39,7 +39,8 @@ def run(config: Config, device: str, quick: bool = False,
 
 def _updates(config: Config, device: str) -> list[BlockState]:
     """Return some random updates of all blocks of the server's model."""
-    tasks = load_federation(config.federation).task_table()
+    file = load_federation(config.federation)
+    tasks = taking_part(file, config.federation).task_table()
     plan = BlockState.extract(build_network(config, tasks, device="meta").blocks)
     return [BlockState({name: torch.randn(value.shape, device=device)
                         for name, value in plan.items()}, plan.shapes) for _ in range(DISTINCT)]

@@ -92,7 +92,7 @@ def _pieces(method: FedAvg) -> dict[str, Any]:
 def prepare(config: Config, device: str, quick: bool, batch: int | None,
             compile: bool) -> Experiment:
     """Return an experiment to measure, with one client of every kind."""
-    values: dict[str, Any] = {"federation.groups": 1}
+    values: dict[str, Any] = {"federation.groups": 1, "federation.clients": None}
     if compile:
         values["speed.compile"] = True
     small = 4 if quick else SMALL_BATCH if device == "cpu" else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import re
 import zlib
@@ -116,6 +117,7 @@ def load_federation(config: FederationConfig) -> FederationFile:
         _check_clients(federation)
     except TapflError as error:
         raise TapflError(f"{where}: {error}") from None
+    _places(federation, config)
     return federation
 
 
@@ -179,7 +181,11 @@ class Client(Member):
 
 
 class Federation(Sequence[Client]):
-    """All clients. Each is built on access: thousands cost nothing.
+    """All clients that take part. Each is built on access: thousands cost nothing.
+
+    What a client holds depends on the whole federation, also on clients that do not take part: a
+    client's *place* is its number among all, its index the one among those that take part.
+    ``file`` says what these hold.
 
     Shares of one data set, and label skew, are a simulation: the data set is loaded once and the
     clients are rows of it. A client with its own files is built from those alone.
@@ -187,9 +193,10 @@ class Federation(Sequence[Client]):
 
     def __init__(self, file: FederationFile, splits: Splits, config: FederationConfig,
                  seed: int) -> None:
-        self.file, self.splits, self.config, self.seed = file, splits, config, seed
-        self.tasks = file.task_table()
-        self._kinds = {entry.name: kind for kind, entry in enumerate(file.clients)}
+        self.file, self.splits, self.config, self.seed = (
+            taking_part(file, config), splits, config, seed)
+        self.tasks = self.file.task_table()
+        self._whole, self._places = file, _places(file, config)
         self._starts = _starts(file)
         self._orders = {task: _rng(seed, "order", task).permutation(len(train))
                         for task, (train, _) in splits.items()}
@@ -198,7 +205,7 @@ class Federation(Sequence[Client]):
         self._check()
 
     def __len__(self) -> int:
-        return self.config.groups * len(self.file.clients)
+        return len(self._places)
 
     @overload
     def __getitem__(self, index: int) -> Client: ...
@@ -209,12 +216,13 @@ class Federation(Sequence[Client]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        entry = self._entry(index)
+        place = self._places[index]
+        entry = self._entry(place)
         holdings, holdout, tests = [], [], {}
         for task in entry.tasks:
-            train, test = self._data(index, task)
-            rows, test_rows = self._rows(index, task)
-            kept = self._held_out(index, task, len(rows))
+            train, test = self._data(place, task)
+            rows, test_rows = self._rows(place, task)
+            kept = self._held_out(place, task, len(rows))
             holdout.append((train, rows[:kept]))
             holdings.append((train, rows[kept:]))
             tests[task] = (test, test_rows)
@@ -234,7 +242,7 @@ class Federation(Sequence[Client]):
             rest[own] = False
             return [(test, np.flatnonzero(rest))]
         return [self[i].tests[task] for i in range(len(self))
-                if i != client.index and task in self._entry(i).tasks]
+                if i != client.index and task in self._entry(self._places[i]).tasks]
 
     def data_sets(self) -> Iterator[tuple[str, TaskData, TaskData]]:
         """Iterate over all training and test data: a task's, or a client's own of a task."""
@@ -247,69 +255,67 @@ class Federation(Sequence[Client]):
 
     def check(self) -> None:
         """Refuse a federation in which a client has too little data; reads all data."""
-        for index in range(len(self)) if self.config.holdout or self.splits.brought else ():
-            for task in self._entry(index).tasks:
-                self._held_out(index, task, len(self._rows(index, task)[0]))
+        for place in self._places if self.config.holdout or self.splits.brought else ():
+            for task in self._entry(place).tasks:
+                self._held_out(place, task, len(self._rows(place, task)[0]))
 
-    def _entry(self, index: int) -> ClientEntry:
-        return self.file.clients[index % len(self.file.clients)]
+    def _entry(self, place: int) -> ClientEntry:
+        return self._whole.clients[place % len(self._whole.clients)]
 
-    def _data(self, index: int, task: str) -> Pair:
+    def _data(self, place: int, task: str) -> Pair:
         if task in self.splits.brought:
-            return self.splits.of_client(task, self._entry(index).name)
+            return self.splits.of_client(task, self._entry(place).name)
         return self.splits[task]
 
-    def _held_out(self, index: int, task: str, count: int) -> int:
+    def _held_out(self, place: int, task: str, count: int) -> int:
         """Return how many of a client's samples of a task are held out."""
         kept = int(count * self.config.holdout)
         if self.config.holdout and not 0 < kept < count:
             raise TapflError(
-                f"federation.holdout: client '{self.id_of(index)}' has {count} "
+                f"federation.holdout: client '{_id(place, self._whole, self.config)}' has {count} "
                 f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
         return kept
 
     def id_of(self, index: int) -> str:
         """Return a client's id: its kind's name and, where there are several, its group."""
-        group, kind = divmod(index, len(self.file.clients))
-        return client_id(group, self.file.clients[kind].name, self.config.groups)
+        return _id(self._places[index], self._whole, self.config)
 
     def find(self, id_: str) -> Client:
         """Return a client by its id."""
-        group, name = parse_id(id_, self.config.groups)
-        first = group * len(self.file.clients) if group < self.config.groups else 0
-        if group < self.config.groups and name in self._kinds:
-            return self[first + self._kinds[name]]
-        # Its own group is the best hint; all clients together would take long to compare.
-        known = range(first, min(first + max(len(self._kinds), HINTS), len(self)))
-        raise TapflError(f"unknown client '{id_}'" + nearest(id_, map(self.id_of, known)))
+        place = _place(id_, self._whole, self.config)
+        if place is None or place not in self._places:
+            raise TapflError(f"unknown client '{id_}'"
+                             + _hint(id_, self._whole, self.config, self._places))
+        return self[self._places.index(place)]
 
-    def _rows(self, index: int, task: str) -> tuple[Rows, Rows]:
+    def _rows(self, place: int, task: str) -> tuple[Rows, Rows]:
         """Return a client's rows of a task: for training, and its own test.
 
         All clients share the test data, unless their data differ in kind.
         """
         if task in self._skewed:
-            return self._skewed[task][0][index], self._skewed[task][1][index]
-        train, test = self._data(index, task)
+            return self._skewed[task][0][place], self._skewed[task][1][place]
+        train, test = self._data(place, task)
         if task in self.splits.brought:
             return np.arange(len(train)), np.arange(len(test))
-        start, stop = self._interval(index, task)
+        start, stop = self._interval(place, task)
         order = self._orders[task]
         return order[int(start * len(order)):int(stop * len(order))], np.arange(len(test))
 
-    def _interval(self, index: int, task: str) -> tuple[Fraction, Fraction]:
+    def _interval(self, place: int, task: str) -> tuple[Fraction, Fraction]:
         """Return the part of a data set that a client holds, of 0 to 1."""
-        group, kind = divmod(index, len(self.file.clients))
+        group, kind = divmod(place, len(self._whole.clients))
         groups = self.config.groups
         start = group + self._starts[kind][task]
-        share = self.file.clients[kind].tasks[task]
+        share = self._whole.clients[kind].tasks[task]
         assert isinstance(share, Fraction)
         return start / groups, (start + share) / groups
 
     def _skew(self, task: str) -> tuple[dict[int, Rows], dict[int, Rows]]:
         """Return the rows of every client that holds a task: for training, and its own test."""
         assert self.config.dirichlet is not None
-        holders = [i for i in range(len(self)) if task in self._entry(i).tasks]
+        everybody = range(self.config.groups * len(self._whole.clients))
+        holders = [place for place in everybody if task in self._entry(place).tasks]
         widths = [self._interval(i, task) for i in holders]
         labels, test_labels = (data.labels.cpu().numpy() for data in self.splits[task]
                                if data.labels is not None)
@@ -324,15 +330,15 @@ class Federation(Sequence[Client]):
         if self.splits.brought and self.config.groups > 1:
             raise TapflError(f"federation.groups: {self.config.groups} groups of clients cannot "
                              "share the data that a client brings itself; expected 1")
-        for kind, entry in enumerate(self.file.clients):
+        for entry in self.file.clients:
             for task, share in entry.tasks.items():
                 if isinstance(share, Fraction):
                     size = len(self._orders[task])
                     if size * share < self.config.groups:
                         raise TapflError(
                             f"federation.groups: {self.config.groups} groups are too many for the "
-                            f"{size} samples of '{task}': client '{self.id_of(kind)}' would have "
-                            "none")
+                            f"{size} samples of '{task}': client "
+                            f"'{client_id(0, entry.name, self.config.groups)}' would have none")
 
 
 class Roster(Sequence[Member]):
@@ -366,6 +372,73 @@ def parse_id(id_: str, groups: int) -> tuple[int, str]:
         return 0, id_
     found = re.fullmatch(r"g(0|[1-9][0-9]{0,8})-(.+)", id_)
     return (int(found[1]), found[2]) if found else (0, "")
+
+
+def client_ids(file: FederationFile, config: FederationConfig) -> Iterator[str]:
+    """Iterate over the ids of the clients that take part, in the federation's order."""
+    chosen = None if config.clients is None else set(config.clients)
+    for group in range(config.groups):
+        for entry in file.clients:
+            id_ = client_id(group, entry.name, config.groups)
+            if chosen is None or id_ in chosen:
+                yield id_
+
+
+def client_count(file: FederationFile, config: FederationConfig) -> int:
+    """Return how many clients take part."""
+    return (config.groups * len(file.clients) if config.clients is None
+            else len(set(config.clients)))
+
+
+def taking_part(file: FederationFile, config: FederationConfig) -> FederationFile:
+    """Return the kinds of clients that take part, and the tasks that these hold."""
+    if config.clients is None:
+        return file
+    kinds = {parse_id(id_, config.groups)[1] for id_ in config.clients}
+    clients = [entry for entry in file.clients if entry.name in kinds]
+    held = {task for entry in clients for task in entry.tasks}
+    return file.model_copy(update={"clients": clients, "tasks": {
+        name: entry for name, entry in file.tasks.items() if name in held}})
+
+
+def _places(file: FederationFile, config: FederationConfig) -> Sequence[int]:
+    """Return the places of the clients that take part; ``config`` may name some that are none."""
+    everybody = range(config.groups * len(file.clients))
+    if config.clients is None:
+        return everybody
+    found = set()
+    for id_ in config.clients:
+        place = _place(id_, file, config)
+        if place is None:
+            raise TapflError(f"federation.clients: unknown client '{id_}'"
+                             + _hint(id_, file, config, everybody))
+        if place in found:
+            raise TapflError(f"federation.clients: '{id_}' is there twice")
+        found.add(place)
+    return sorted(found)
+
+
+def _place(id_: str, file: FederationFile, config: FederationConfig) -> int | None:
+    """Return a client's number among all of the federation; None for an id that is nobody's."""
+    group, name = parse_id(id_, config.groups)
+    for kind, entry in enumerate(file.clients):
+        if entry.name == name and group < config.groups:
+            return group * len(file.clients) + kind
+    return None
+
+
+def _id(place: int, file: FederationFile, config: FederationConfig) -> str:
+    group, kind = divmod(place, len(file.clients))
+    return client_id(group, file.clients[kind].name, config.groups)
+
+
+def _hint(id_: str, file: FederationFile, config: FederationConfig, places: Sequence[int]) -> str:
+    """Name a client that may be meant by an id that is nobody's."""
+    # Its own group is the best hint; all clients together would take long to compare.
+    group, kinds = parse_id(id_, config.groups)[0], len(file.clients)
+    first = bisect.bisect_left(places, group * kinds) if group < config.groups else 0
+    known = places[first:first + max(kinds, HINTS)]
+    return nearest(id_, (_id(place, file, config) for place in known))
 
 
 def _starts(file: FederationFile) -> list[dict[str, Fraction]]:

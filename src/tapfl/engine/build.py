@@ -11,7 +11,15 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.custom import OwnData
-from tapfl.data.federation import Federation, FederationFile, Member, load_federation
+from tapfl.data.federation import (
+    Federation,
+    FederationFile,
+    Member,
+    client_count,
+    load_federation,
+    parse_id,
+    taking_part,
+)
 from tapfl.data.hub import SETS
 from tapfl.data.sources import load_data
 from tapfl.evaluation.evaluate import Evaluator
@@ -41,7 +49,10 @@ class Experiment:
     @property
     def kinds(self) -> list[Member]:
         """A client of every kind."""
-        return self.federation.members[:len(self.federation.file.clients)]
+        config, members = self.context.config.federation, self.federation.members
+        if config.clients is None:  # thousands, maybe; those of the first group are all there are
+            return members[:len(self.federation.file.clients)]
+        return list({parse_id(m.id, config.groups)[1]: m for m in members}.values())
 
     def metrics(self, evaluator: Evaluator) -> dict[str, Any]:
         """Return what the metrics of text depend on; what one lacks shows before round one."""
@@ -78,14 +89,15 @@ class Experiment:
 def build(config: Config, device: str, notify: Subscriber = nobody) -> Experiment:
     """Return the experiment; ``notify`` is called as data are prepared."""
     file = load_federation(config.federation)
-    tasks = file.task_table()
+    part = taking_part(file, config.federation)
+    tasks = part.task_table()
     modalities = sorted({m for task in tasks.values() for m in task.modalities})
     foundation = build_foundation(config.foundation, modalities,
                                   config.backbone.layers_per_stage, device)
-    set_speed(foundation, config, device, config.federation.groups * len(file.clients))
+    set_speed(foundation, config, device, client_count(file, config.federation))
     tokenizer = load_tokenizer(config.foundation)
     splits = load_data(config, tasks, tokenizer, foundation.max_text, device,
-                       resident_bytes(config, device), own_data(config, file), notify)
+                       resident_bytes(config, device), own_data(config, part), notify)
     federation = Federation(file, splits, config.federation, config.seed)
     federation.check()
     return Experiment(Context(config, tasks, foundation, device), federation, tokenizer)

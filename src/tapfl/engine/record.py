@@ -9,7 +9,7 @@ import json
 import platform
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import transformers
 from pydantic import BaseModel, ConfigDict, Field
 
 from tapfl import __version__
-from tapfl.config import MAX_THREADS, Config
+from tapfl.config import MAX_THREADS, CheckpointConfig, Config, SpeedConfig
 from tapfl.data.federation import FederationFile
 from tapfl.engine.files import write_json
 from tapfl.errors import TapflError
@@ -157,6 +157,27 @@ def _upgraded(values: dict[str, Any], path: Path) -> dict[str, Any]:
         "federation_sha256": values.get("federation_sha256", ""),
         "data_sha256": values.get("data_sha256", {}), "computing": values.get("computing", {}),
         "parameters": values.get("parameters", {})}
+
+
+def fixed_settings(config: Config) -> Config:
+    """Return a configuration without what may change when a run is continued.
+
+    That is where it computes and what it keeps, not what it computes. A mirror of the data may have
+    moved; what it holds is what counts.
+    """
+    return config.model_copy(update={
+        "speed": SpeedConfig(), "checkpoint": CheckpointConfig(),
+        "data": config.data.model_copy(update={"folder": None})})
+
+
+def check_unchanged(folder: Path, before: Config, now: Config, advice: str,
+                    ignored: Iterable[str] = ()) -> None:
+    """Refuse to go on with a run of another configuration; ``ignored`` keys may differ, too."""
+    old, new = (fixed_settings(c).model_dump(exclude=set(ignored)) for c in (before, now))
+    for section, value in new.items():
+        if old[section] != value:
+            raise TapflError(f"{folder}: this run was started with another '{section}' "
+                             f"({old[section]}); {advice}")
 
 
 def dropped(event: RowsDropped) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from tapfl.methods import (
     SHORT,
     MethodSpec,
     RunSpec,
+    check_named,
     class_name,
     federated_runs,
     is_ours,
@@ -73,7 +74,9 @@ def plan(config: Config, folder: Path | None = None, installed: bool = True) -> 
     for name in config.variants:
         if name in {*FEDERATED, *PERSONALIZERS, *NAMED} or name.lower() == CONSTANT:
             raise TapflError(f"variants: '{name}' is a method already; expected a name of its own")
-    plans = [find_plan(run, folder, installed) for run in federated_runs(method_specs(config))]
+    specs = method_specs(config)
+    check_named(config, specs)
+    plans = [find_plan(run, folder, installed) for run in federated_runs(specs)]
     _check_own(config, plans)
     if config.speed.micro_batch is not None:
         _check_splitting(plans)

@@ -21,7 +21,7 @@ from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.messages import Answer, Ask, Clients, Final, NoAnswer, Report, Row, Update
-from tapfl.engine.record import Times
+from tapfl.engine.record import Times, fixed_settings
 from tapfl.errors import TapflError
 from tapfl.events import (
     ClientFinished,
@@ -61,8 +61,8 @@ class Rounds:
     def __post_init__(self) -> None:
         # What was made with other settings does not belong to this run.
         # Those at their defaults do not count: a newer version may have more of them.
-        self._settings = hashlib.sha256(self.config.model_dump_json(exclude_defaults=True, exclude={
-            "speed": True, "checkpoint": True, "data": {"folder"}}).encode()).hexdigest()
+        settings = fixed_settings(self.config).model_dump_json(exclude_defaults=True)
+        self._settings = hashlib.sha256(settings.encode()).hexdigest()
         self._complete(-1)
 
     def run(self, resume: bool = False) -> list[Row]:

@@ -24,6 +24,7 @@ from tapfl.engine.inprocess import InProcess
 from tapfl.engine.messages import Row
 from tapfl.engine.record import (
     RunRecord,
+    check_unchanged,
     dropped,
     environment,
     killed_after,
@@ -41,9 +42,6 @@ from tapfl.events import ClientFinished, Event, Message, RoundEnded, RowsDropped
 from tapfl.federated.server import Server
 from tapfl.methods import folder_name, names_own_code
 from tapfl.model.summary import parameters
-
-# What may change when a run is continued: where it computes, not what.
-MAY_CHANGE = ("speed", "checkpoint")
 
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
@@ -235,13 +233,7 @@ def stored_config(out: Path) -> Config:
 def _continued(out: Path, config: Config) -> RunRecord:
     """Return the record of the run that is to be continued, if the configuration is the same."""
     record = read_record(out, resume=True)
-    before, now = record.config.model_dump(), config.model_dump()
-    for section, value in now.items():
-        if section == "data":  # a mirror may have moved; what it holds is what counts
-            value = value | {"folder": before[section]["folder"]}
-        if section not in MAY_CHANGE and before[section] != value:
-            raise TapflError(f"{out}: this run was started with another '{section}' "
-                             f"({before[section]}); resume it without changing it")
+    check_unchanged(out, record.config, config, "resume it without changing it")
     if record.federation_sha256 != federation_digest(config):
         raise TapflError(f"{out}: the federation file has changed since this run was started")
     if record.began is not None:

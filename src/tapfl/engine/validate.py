@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tapfl.config import Config
-from tapfl.data.federation import load_federation
+from tapfl.data.federation import client_count, load_federation, taking_part
 from tapfl.engine.build import build
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.registry import plan
@@ -22,7 +22,7 @@ def validate(config: Config, modules: Path | None = None, *, config_only: bool =
     With ``config_only``, neither data nor weights are read.
     """
     plans = plan(config, modules)
-    federation = load_federation(config.federation)
+    file = load_federation(config.federation)
     if not config_only:
         experiment = build(config, "cpu", notify)
         evaluator = Evaluator(experiment.tokenizer, config.evaluation)
@@ -32,6 +32,7 @@ def validate(config: Config, modules: Path | None = None, *, config_only: bool =
                 worker = Worker(each, experiment.context, ClientStore(Path(folder)), evaluator,
                                 Path(folder))
                 worker.check(experiment.kinds)
-    clients = config.federation.groups * len(federation.clients)
+    clients = client_count(file, config.federation)
+    tasks = len(taking_part(file, config.federation).tasks)
     return (f"{len(config.methods)} methods in {len(plans)} federated run(s), {clients} clients, "
-            f"{len(federation.tasks)} tasks")
+            f"{tasks} tasks")

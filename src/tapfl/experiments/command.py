@@ -234,7 +234,7 @@ class _Display:
 
 def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path | None) -> None:
     """Run a configuration once for each seed, below ``out``; print one table of all of them."""
-    from tapfl.engine.record import read_record
+    from tapfl.engine.record import check_unchanged, read_record
     from tapfl.engine.results import read_results
     from tapfl.experiments.execute import Job
     from tapfl.report.tables import show
@@ -250,7 +250,7 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
                              "another --out")
         record = read_record(folder) if begun else None
         if record is not None:
-            _check_same(folder, record.config, own)
+            check_unchanged(folder, record.config, own, "choose another --out", ["threads"])
         if record is None or not record.finished:
             if record is not None:  # what may change, may change; threads go on as they were
                 own = own.model_copy(update={"threads": record.config.threads})
@@ -260,13 +260,3 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
     rows = [row for folder in folders for row in read_results(folder / "results.csv")]
     show(rows, config.methods)
     print(f"runs: {'   '.join(str(folder) for folder in folders)}")
-
-
-def _check_same(folder: Path, before: Any, now: Any) -> None:
-    """Refuse to go on with, or to show, runs of another configuration."""
-    old, new = (config.model_dump(exclude={"checkpoint": True, "speed": True, "threads": True,
-                                           "data": {"folder"}}) for config in (before, now))
-    for section, value in new.items():
-        if old[section] != value:
-            raise TapflError(f"{folder}: this run was started with another '{section}' "
-                             f"({old[section]}); choose another --out")

@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from tapfl.config import Config, usable_cores
-from tapfl.data.federation import load_federation
+from tapfl.data.federation import client_count, load_federation
 from tapfl.engine.record import RunRecord
 from tapfl.errors import TapflError
 from tapfl.methods import federated_runs, method_specs
@@ -128,7 +128,7 @@ def expected_seconds(known: Sequence[RunRecord], wanted: Sequence[Config]) -> li
 def _sizes(config: Config) -> tuple[int, int]:
     """Return the steps of all models that train in rounds, and how many there are in the end."""
     train, specs = config.train, method_specs(config)
-    clients = len(load_federation(config.federation).clients) * config.federation.groups
+    clients = client_count(load_federation(config.federation), config.federation)
     # Post-training happens in the end; other personal models train beside W.
     beside = sum(spec.personalizer not in ("", "post", "post2") for spec in specs)
     steps = train.rounds * train.cohort * train.local_steps

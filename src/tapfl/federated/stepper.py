@@ -60,6 +60,7 @@ class Stepper:
         self._pool: Any = None
         self._capturing = True  # until memory runs out
         self._under_capture = False
+        self._moved = False  # since the step began
         self._optimizer: torch.optim.Optimizer | None = None
         self._lr = torch.zeros(())
         self._blocks: tuple[str, ...] = ()
@@ -104,23 +105,26 @@ class Stepper:
         """
         if not self.graphs:
             return body(parts)
+        self._moved = False
         try:
             return self._replay(kind, body, parts)
         except torch.cuda.OutOfMemoryError:
-            if not self._captured:
+            # A body that has moved something would move it twice; ``gather`` has tried everything.
+            if self._moved or not self._may_fit(parts):
                 raise
-        # Captured steps keep their memory. Where it does not suffice for both, smaller steps are
-        # captured, or none.
-        if self.micro.shrink(parts):
-            self.forget_captured()
-        else:
-            self.stop_capturing()
+        self.forget_captured()
         return body(parts)
 
-    def stop_capturing(self) -> None:
-        """Give back what the captured steps hold; further steps are ordinary."""
+    def _may_fit(self, parts: Sequence[TaskBatch]) -> bool:
+        """Return whether to try again, once the captured steps are forgotten.
+
+        They keep their memory. Where it does not suffice for both, smaller steps are captured, or
+        none.
+        """
+        if self.micro.shrink(parts):
+            return True
         self._capturing = False
-        self.forget_captured()
+        return bool(self._captured)
 
     def forget_captured(self) -> None:
         """Give back what the captured steps hold."""
@@ -150,7 +154,7 @@ class Stepper:
         """Do some work on a minibatch, which may go in pieces; return the tasks' losses.
 
         The work adds up gradients. It must change nothing else: where it does not fit into memory,
-        it begins again, after ``begin``, with smaller pieces.
+        it begins again, after ``begin``, with smaller pieces or without captured steps.
         """
         while True:
             for parameter in self.parameters:
@@ -159,13 +163,14 @@ class Stepper:
             try:
                 return add_up(work(piece) for piece in self.micro.pieces(parts))
             except torch.cuda.OutOfMemoryError:
-                if self._under_capture or not self.micro.shrink(parts):
+                if self._under_capture or not self._may_fit(parts):
                     raise
             self.forget_captured()
 
     def move(self, parameters: Sequence[nn.Parameter]) -> None:
         """Let the optimizer follow the gradients of these parameters alone, clipped."""
         assert self._optimizer is not None
+        self._moved = self._moved or not self._under_capture  # capturing moves nothing
         wanted = set(parameters)
         for parameter in self.network.blocks.parameters():
             if parameter not in wanted:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from tapfl.config import Config
-from tapfl.data.federation import FederationFile, load_federation
+from tapfl.data.federation import FederationFile, load_federation, taking_part
 from tapfl.model.network import build_network
 from tapfl.tasks import Task
 
@@ -31,7 +31,7 @@ def summarize(config: Config, federation: FederationFile | None = None) -> dict[
 
     ``federation`` is what the configuration names, where that has been read before.
     """
-    federation = federation or load_federation(config.federation)
+    federation = taking_part(federation or load_federation(config.federation), config.federation)
     tasks = federation.task_table()
     server = _count(config, tasks)
     blocks = server["blocks"]

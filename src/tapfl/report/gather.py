@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tapfl.blocks import Ownership
-from tapfl.data.federation import client_id, parse_id
+from tapfl.data.federation import client_ids, parse_id
 from tapfl.engine.record import FILE, RunRecord, read_record
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
@@ -152,10 +152,11 @@ def owned_blocks(record: RunRecord) -> dict[str, list[str]]:
     """Return the blocks of every client, in the order of the federation."""
     tasks, known = record.federation.task_table(), record.parameters.get("blocks", {})
     ownership = Ownership(tasks, record.config.backbone.kind)
-    groups = record.config.federation.groups
-    return {client_id(group, entry.name, groups):
-            [b for b in ownership.blocks_of(None, entry.tasks) if not known or b in known]
-            for group in range(groups) for entry in record.federation.clients}
+    config, kinds = record.config.federation, {e.name: e for e in record.federation.clients}
+    blocks = {name: [b for b in ownership.blocks_of(None, entry.tasks) if not known or b in known]
+              for name, entry in kinds.items()}
+    return {client: blocks[parse_id(client, config.groups)[1]]
+            for client in client_ids(record.federation, config)}
 
 
 def methods_of(gathered: Gathered) -> list[str]:

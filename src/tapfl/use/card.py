@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config, Section
-from tapfl.data.federation import ClientEntry, FederationFile, client_id, parse_id
+from tapfl.data.federation import HINTS, ClientEntry, FederationFile, client_ids, parse_id
 from tapfl.engine.files import Label, header_digest, read_state
 from tapfl.engine.record import FILE, RunRecord, read_object, read_record
 from tapfl.errors import TapflError, nearest
@@ -121,15 +122,14 @@ class _Classes(Section):
 
 
 def _ids(config: Config, file: FederationFile) -> list[str]:
-    groups = config.federation.groups
-    return [client_id(group, c.name, groups)
-            for group in range(min(groups, 100)) for c in file.clients]
+    return list(itertools.islice(client_ids(file, config.federation), HINTS * len(file.clients)))
 
 
 def _entry(config: Config, file: FederationFile, client: str) -> ClientEntry:
     """Return the kind of a client; an id that is nobody's gets the nearest one."""
-    group, name = parse_id(client, config.federation.groups)
-    if group >= config.federation.groups:
+    federation = config.federation
+    group, name = parse_id(client, federation.groups)
+    if group >= federation.groups or client not in (federation.clients or (client,)):
         name = ""
     for entry in file.clients:
         if entry.name == name:
