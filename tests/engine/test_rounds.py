@@ -49,7 +49,7 @@ class Fakes:
         if member.id in self.wrong:
             new["decoder/a"] = new["decoder/a"] * float("nan")
         return [Update(member.id, BlockState(new, SHAPES), member.samples, {"t": 1.0 + ask.round}),
-                Report(member.id, [Note("tap", ask.round, member.id, {"x": 1})])]
+                Report(member.id, ask.round, [Note("tap", ask.round, member.id, {"x": 1})])]
 
     def settle(self, round_):
         return [["tap", "c0", round_, "abc"]]

@@ -27,6 +27,7 @@ class EventLog:
         segment.parent.mkdir(parents=True, exist_ok=True)
         self._path, self._segment_path = path, segment
         self._file = path.open("a", encoding="utf-8")
+        self._start = self._file.tell()  # where this federated run begins
         self._segment = segment.open("a", encoding="utf-8")
         self._hash = hashlib.sha256()
         self._length = 0
@@ -48,6 +49,29 @@ class EventLog:
         with on_disk(self._path):
             self._file.writelines(json.dumps(record) + "\n" for record in records)
             self._file.flush()
+
+    def arrange(self, late: Iterable[dict[str, Any]]) -> None:
+        """Put every event of the run's file in its place, where reports came late.
+
+        The order is that of a run whose clients report at once: round by round, the cohort's
+        clients in their order, then the round itself. ``late`` came after the last round.
+        """
+        with self._segment_path.open(encoding="utf-8") as file:
+            there = list(map(json.loads, file))
+        records = [*there, *late]
+        cohorts = {record["round"]: record["cohort"] for record in records
+                   if record["event"] == RoundEnded.kind}
+
+        def place(record: dict[str, Any]) -> tuple[int, int]:
+            cohort = cohorts.get(record["round"], [])
+            client = record.get("client")
+            return record["round"], cohort.index(client) if client in cohort else len(cohort)
+
+        ordered = sorted(records, key=place)  # stable: a client's events stay as they came
+        if ordered != there:
+            with on_disk(self._path):
+                self._file.truncate(self._start)
+            self.replay(ordered)
 
     def position(self) -> Position:
         """Return where the segment stands: what a checkpoint refers to."""

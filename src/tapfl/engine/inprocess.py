@@ -26,7 +26,7 @@ class InProcess:
             turn = self.worker.turn(self.federation[member.index])
             if ask.kind == "train":
                 yield turn.train(ask.round, received)  # it is averaged before X trains
-                yield Report(member.id, turn.personalize(ask.round))
+                yield Report(member.id, ask.round, turn.personalize(ask.round))
             elif ask.kind == "evaluate":
                 yield Final(member.id, turn.evaluate(received))
             else:

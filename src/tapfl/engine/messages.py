@@ -19,12 +19,14 @@ class Ask:
     """What is asked of the clients.
 
     ``round`` is the round under way, or the number of rounds when all are over. ``kept``
-    are the rounds that the server may go back to: those of its checkpoints.
+    are the rounds that the server may go back to: those of its checkpoints. ``awaited`` are the
+    rounds whose reports the server still waits for, by client.
     """
 
     kind: Kind
     round: int
     kept: tuple[int, ...]
+    awaited: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,13 @@ class Update:
 
 @dataclass(frozen=True)
 class Report:
-    """What happened on a client after its update: to its personal models."""
+    """What happened on a client after its update in a round: to its personal models.
+
+    It may come at once, or with the client's next answer.
+    """
 
     client: str
+    round: int
     events: Sequence[Event] = ()
 
 

@@ -20,7 +20,17 @@ from tapfl.data.federation import Member
 from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import read_checked_json, write_checked_json
-from tapfl.engine.messages import Answer, Ask, Clients, Final, NoAnswer, Report, Row, Update
+from tapfl.engine.messages import (
+    Answer,
+    Ask,
+    Clients,
+    Final,
+    Kind,
+    NoAnswer,
+    Report,
+    Row,
+    Update,
+)
 from tapfl.engine.record import Times, fixed_settings
 from tapfl.errors import TapflError
 from tapfl.events import (
@@ -57,6 +67,7 @@ class Rounds:
     notify: Subscriber
     times: Times | None = field(default=None, init=False)  # when all is over
     _done: int = field(default=-1, init=False)  # the last complete round
+    _awaited: dict[str, list[int]] = field(default_factory=dict, init=False)  # reports to come
 
     def __post_init__(self) -> None:
         # What was made with other settings does not belong to this run.
@@ -89,11 +100,11 @@ class Rounds:
         # 1. The cohort; each member gets the blocks it exchanges.
         cohort = [self.members[i] for i in self.server.cohort(round_)]
         sent = ((member, self.server.send(self.exchanged(member))) for member in cohort)
-        answers = self.clients.ask(Ask("train", round_, self.checkpoints.rounds), sent)
+        answers = self.clients.ask(self._ask("train", round_), sent)
         # 2. Updates are checked and averaged in the roster's order, whenever they come.
         events: dict[str, list[Event]] = {member.id: [] for member in cohort}
         losses: dict[str, list[float]] = {}
-        for member, update in self._in_order(cohort, answers, events):
+        for member, update in self._in_order(round_, cohort, answers, events):
             events[member.id][:0] = self._count_in(member, update, round_)
             for task, loss in update.losses.items() if isinstance(update, Update) else ():
                 if math.isfinite(loss):
@@ -113,7 +124,10 @@ class Rounds:
         for event in happened:
             self.notify(event)
 
-    def _in_order(self, cohort: Sequence[Member], answers: Iterator[Answer],
+    def _ask(self, kind: Kind, round_: int) -> Ask:
+        return Ask(kind, round_, self.checkpoints.rounds, self._awaited)
+
+    def _in_order(self, round_: int, cohort: Sequence[Member], answers: Iterator[Answer],
                   events: dict[str, list[Event]]) -> Iterator[tuple[Member, Update | NoAnswer]]:
         """Yield each member's update when its turn has come; one that is early waits."""
         waiting: dict[str, Update | NoAnswer] = {}
@@ -121,15 +135,23 @@ class Rounds:
         member = next(turn, None)
         for answer in answers:
             if isinstance(answer, Report):
+                self._heard(answer)
                 events[answer.client] += answer.events
             elif isinstance(answer, Update | NoAnswer):
                 waiting[answer.client] = answer
+                if isinstance(answer, Update):  # its report follows, now or with its next answer
+                    self._awaited.setdefault(answer.client, []).append(round_)
             while member is not None and member.id in waiting:
                 yield member, waiting.pop(member.id)
                 member = next(turn, None)
         while member is not None:
             yield member, waiting.pop(member.id, NoAnswer(member.id, "no answer"))
             member = next(turn, None)
+
+    def _heard(self, report: Report) -> None:
+        rounds = self._awaited.get(report.client, [])
+        if report.round in rounds:
+            rounds.remove(report.round)
 
     def _count_in(self, member: Member, update: Update | NoAnswer, round_: int) -> list[Event]:
         """Average an update, or say why it does not count."""
@@ -145,15 +167,16 @@ class Rounds:
 
     def _complete(self, round_: int) -> None:
         """Remember a whole round: one assignment, so that an interrupt finds all or nothing."""
-        self._last = (round_, self.server.blocks, self.log.position(), self.server.bound.state())
+        self._last = (round_, self.server.blocks, self.log.position(), self.server.bound.state(),
+                      {client: list(rounds) for client, rounds in self._awaited.items() if rounds})
         self._done = round_
 
     def commit(self) -> None:
         """Write the last whole round down; one that was interrupted will run again."""
-        round_, blocks, position, norms = self._last
+        round_, blocks, position, norms, awaited = self._last
         if round_ > self.checkpoints.newest:
             self.checkpoints.write(round_, blocks, {
-                "settings": self._settings, "events": position, "norms": norms,
+                "settings": self._settings, "events": position, "norms": norms, "awaited": awaited,
                 "clients": self.clients.settle(round_)})
 
     def _restore(self) -> None:
@@ -170,6 +193,7 @@ class Rounds:
             self.checkpoints.forget_after(round_)
             self.server.blocks = blocks.to(next(iter(self.server.blocks.values())).device)
             self.server.bound.restore(notes["norms"])
+            self._awaited = notes.get("awaited", {})
             self.log.rewind(notes["events"][0])
             self._complete(round_)
             return
@@ -177,6 +201,7 @@ class Rounds:
             raise TapflError("; ".join(faults) + ": no sound checkpoint is left to resume from")
         self.clients.check([])
         self.log.rewind(0)
+        self._awaited = {}
         self._complete(-1)
 
     def _fault(self, notes: dict[str, Any]) -> str | None:
@@ -196,12 +221,17 @@ class Rounds:
         sent = ((member, self.server.send(self.exchanged(member))) for member in missing)
         done = total - len(missing)
         index = {member.id: member.index for member in missing}
-        for answer in self.clients.ask(Ask("finish", rounds, self.checkpoints.rounds), sent):
+        reports: dict[str, list[Event]] = {}
+        for answer in self.clients.ask(self._ask("finish", rounds), sent):
+            if isinstance(answer, Report):  # of its last round, or of one whose answer was lost
+                reports.setdefault(answer.client, []).extend(answer.events)
             if not isinstance(answer, Final):
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),
                       "models": None if answer.models is None else dict(answer.models),
                       "scores": dict(answer.scores), "seconds": dict(answer.seconds),
+                      "reports": [e.record() for e in reports.get(answer.client, ())
+                                  if isinstance(e, Logged)],
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
             write_checked_json(self.final / f"{answer.client}.json", record)
             records[index[answer.client]] = record
@@ -212,6 +242,7 @@ class Rounds:
             raise TapflError(f"{self.name}: no final models from {', '.join(lost[:5])}"
                              f"{' …' if len(lost) > 5 else ''}; continue with --resume")
         whole = [record for record in records if record is not None]
+        self.log.arrange(event for record in whole for event in record.get("reports", ()))
         self.log.replay(event for record in whole for event in record["events"])
         self.times = Times.of(self.log.seconds(), [record["seconds"] for record in whole])
         return [row for record in whole for row in record["rows"]]

@@ -14,31 +14,26 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.federation import load_federation
-from tapfl.engine.build import WORTH_COMPILING, Experiment, build
 from tapfl.engine.checkpoints import Checkpoints
-from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
-from tapfl.engine.inprocess import InProcess
-from tapfl.engine.messages import Row
+from tapfl.engine.messages import Clients, Row
 from tapfl.engine.record import (
     RunRecord,
     check_unchanged,
-    dropped,
-    environment,
     killed_after,
     memory,
     read_record,
 )
-from tapfl.engine.registry import Plan, default_models, plan
+from tapfl.engine.registry import Plan, plan
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
-from tapfl.engine.worker import Worker
+from tapfl.engine.site import Here, MakeSite
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.evaluation.evaluate import Evaluator
-from tapfl.events import ClientFinished, Event, Message, RoundEnded, RowsDropped, Subscriber, nobody
+from tapfl.events import ClientFinished, Event, Message, RoundEnded, Subscriber, nobody
+from tapfl.federated.method import FederatedMethod
 from tapfl.federated.server import Server
 from tapfl.methods import folder_name, names_own_code
 from tapfl.model.summary import parameters
@@ -46,12 +41,13 @@ from tapfl.model.summary import parameters
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         device: str = "auto", notify: Subscriber = nobody,
-        modules: Path | None = None) -> list[Row]:
+        modules: Path | None = None, site: MakeSite = Here) -> list[Row]:
     """Run an experiment into the folder ``out`` (a new one below ``runs``); return its results.
 
     ``resume`` goes on from the newest checkpoint there, if there is one. ``notify`` is called with
     every event. ``modules`` is where a user's own methods are imported from: by default the current
-    folder, but a run that is resumed imports nothing that its caller has not named.
+    folder, but a run that is resumed imports nothing that its caller has not named. ``site`` makes
+    the place where the clients are: this process by default.
     """
     out = fresh_folder(Path("runs") / "run") if out is None else Path(out)
     device = pick_device(device)
@@ -67,16 +63,17 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
                 drop_models(out)
             return read_results(out / "results.csv")
         with _threads(record.threads if record else config.thread_count):
-            return _Run(config, plans, folder, record, device, notify).run()
+            return _Run(config, plans, folder, record, device, notify, site).run()
 
 
 class _Run:
     """An experiment under way in its folder."""
 
     def __init__(self, config: Config, plans: list[Plan], folder: RunFolder,
-                 record: RunRecord | None, device: str, notify: Subscriber) -> None:
+                 record: RunRecord | None, device: str, notify: Subscriber,
+                 site: MakeSite) -> None:
         self.config, self.plans, self.folder, self.device = config, plans, folder, device
-        self.out, self.notify = folder.path, notify
+        self.out, self.notify, self.make_site = folder.path, notify, site
         self.started, self.began = time.perf_counter(), time.time()
         self.resumed, self._under_way = record is not None, False
         self.record = self._start(record)
@@ -114,22 +111,9 @@ class _Run:
         return rows
 
     def _start(self, before: RunRecord | None) -> RunRecord:
-        """Put the experiment together and write down what it is, before the first round."""
-        lost: list[dict[str, Any]] = []
-
-        def listen(event: Event) -> None:
-            if isinstance(event, RowsDropped):
-                lost.append(dropped(event))
-            self.notify(event)
-
-        self.experiment = build(self.config, self.device, listen)
-        self.evaluator = Evaluator(self.experiment.tokenizer, self.config.evaluation, self.device)
-        foundation = self.experiment.context.foundation
-        if self.config.speed.compile and not foundation.execution_modes["compiled"]:
-            self.notify(Message("compile: not used; it is for layers without kernels, on a GPU, in "
-                                f"runs of {WORTH_COMPILING} steps or more"))
-        facts = _facts(self.experiment, self.plans, self.device) | {
-            "metrics": self.experiment.metrics(self.evaluator), "dropped": lost,
+        """Reach the clients and write down what the run is, before the first round."""
+        self.site = self.make_site(self.config, self.device, self.out, self.notify)
+        facts = self.site.facts(self.plans) | {
             "config": self.config, "began": self.began,
             "federation_sha256": federation_digest(self.config)}
         if before is None:
@@ -142,32 +126,24 @@ class _Run:
 
     def _federated_run(self, each: Plan) -> list[Row]:
         folder = self.out / "state" / folder_name(each.name)
-        store = ClientStore(folder / "clients", self.config.checkpoint.cache_mb << 20, self.device)
         log = EventLog(self.out / "events.jsonl", folder / "events.jsonl")
-        with store, contextlib.closing(log):
-            rounds, worker = self._rounds(each, folder, store, log)
+        with contextlib.closing(log), self.site.open(each, folder) as (method, clients):
+            self._record_method(each.name, method)
+            rounds = self._rounds(each, folder, method, clients, log)
             rows = rounds.run(resume=self.resumed)
             if rounds.times is not None:
                 self.record.times[each.name] = rounds.times
-            exchanges = any(worker.method.exchanged(m) for m in self.experiment.kinds)
+            exchanges = any(method.exchanged(m) for m in self.site.kinds)
             if exchanges and self.config.checkpoint.models:
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
                             Label(each.name, "", each.config.train.rounds), rounds.server.blocks,
                             {})
             return rows
 
-    def _rounds(self, each: Plan, folder: Path, store: ClientStore,
-                log: EventLog) -> tuple[Rounds, Worker]:
-        federation = self.experiment.federation
-        worker = Worker(each, self.experiment.context, store, self.evaluator, self.out,
-                        federation.others)
-        worker.check(self.experiment.kinds)
-        self._count_parameters(each.name, worker)
-        if worker.method.shares_final_model and each.name not in self.record.shared:
-            self.record.shared.append(each.name)
-            self.record.save(self.out)
-        config = each.config
-        server = Server(worker.method.initial, len(federation), config.train.cohort, config.seed,
+    def _rounds(self, each: Plan, folder: Path, method: FederatedMethod, clients: Clients,
+                log: EventLog) -> Rounds:
+        config, members = each.config, self.site.members
+        server = Server(method.initial, len(members), config.train.cohort, config.seed,
                         max_update_norm=config.federation.max_update_norm,
                         max_samples=config.federation.max_samples)
 
@@ -177,21 +153,20 @@ class _Run:
                 self.folder.keep()
             self.notify(event)
 
-        clients = InProcess(worker, federation)
-        return Rounds(each.name, config, federation.members, server, worker.method.exchanged,
-                      clients, Checkpoints(folder / "checkpoints", each.name), log,
-                      folder / "final", notify), worker
+        return Rounds(each.name, config, members, server, method.exchanged, clients,
+                      Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify)
 
-    def _count_parameters(self, name: str, worker: Worker) -> None:
+    def _record_method(self, name: str, method: FederatedMethod) -> None:
         """Record the blocks that a method has beside the common ones, as FedDAT's adapters."""
         known = self.record.parameters["blocks"]
         more = {block: parameters(module)
-                for block, module in sorted(worker.method.network.blocks.items())
-                if block not in known}
+                for block, module in sorted(method.network.blocks.items()) if block not in known}
         if more:
             self.record.parameters.setdefault("methods", {})[name] = {
                 "more": sum(more.values()), "blocks": more}
-            self.record.save(self.out)
+        if method.shares_final_model and name not in self.record.shared:
+            self.record.shared.append(name)
+        self.record.save(self.out)
 
 
 def _free(device: str) -> None:
@@ -254,23 +229,3 @@ def federation_digest(config: Config) -> str:
     """Return a checksum of who holds what: a file can change between a crash and a resume."""
     file = load_federation(config.federation)
     return hashlib.sha256(file.model_dump_json().encode()).hexdigest()
-
-
-def _facts(experiment: Experiment, plans: list[Plan], device: str) -> dict[str, Any]:
-    """Return what belongs into run.json before the first round."""
-    context, federation = experiment.context, experiment.federation
-    blocks = {name: parameters(block)
-              for name, block in sorted(context.network().blocks.items())}
-    frozen = parameters(context.foundation)
-    return {
-        "seed": context.seed, "clients": len(federation), "models": default_models(plans),
-        "environment": environment(device),
-        "weights": context.foundation.weights, "random_weights": context.foundation.is_random,
-        "data": experiment.sources(), "data_sha256": experiment.digests(),
-        "federation": federation.file, "classes": experiment.classes(),
-        "computing": {"dtype": str(context.foundation.dtype).removeprefix("torch."),
-                      "layers": context.foundation.execution_modes,
-                      "graphs": context.uses_cuda_graphs},
-        "parameters": {"total": frozen + sum(blocks.values()), "frozen": frozen,
-                       "trainable": sum(blocks.values()), "blocks": blocks},
-    }

@@ -1,0 +1,94 @@
+"""Messages as bytes, and a Unix socket that carries them. Only the standard library is needed.
+
+A frame is a small header, plain JSON, and a body of bytes. Whoever reads one from a peer checks
+both lengths before it takes the memory for them.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+HEADER_LIMIT = 16 << 20
+_LENGTHS = struct.Struct("!IQ")  # of the header, of the body
+
+Frame = tuple[dict[str, Any], bytes]
+
+
+class FrameError(Exception):
+    """What came is no frame."""
+
+
+def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return a frame as bytes."""
+    text = json.dumps(header, allow_nan=False).encode()
+    if len(text) > HEADER_LIMIT:
+        raise FrameError(f"a header of {len(text)} bytes, at most {HEADER_LIMIT} are allowed")
+    return _LENGTHS.pack(len(text), len(body)) + text + body
+
+
+def unpack(data: bytes | memoryview, limit: int | None = None) -> Frame:
+    """Return what ``pack`` was given; a body of more than ``limit`` bytes is refused."""
+    view = memoryview(data)
+    if len(view) < _LENGTHS.size:
+        raise FrameError(f"{len(view)} bytes, too few for a message")
+    header, body = _LENGTHS.unpack(view[:_LENGTHS.size])
+    _check(header, body, limit)
+    if len(view) != _LENGTHS.size + header + body:
+        raise FrameError(f"{len(view)} bytes, the message says {_LENGTHS.size + header + body}")
+    start = _LENGTHS.size + header
+    return _parsed(bytes(view[_LENGTHS.size:start])), bytes(view[start:])
+
+
+def send(connection: socket.socket, data: bytes) -> None:
+    """Write a frame."""
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket, limit: int | None = None) -> bytes:
+    """Read one whole frame."""
+    head = _exactly(connection, _LENGTHS.size)
+    header, body = _LENGTHS.unpack(head)
+    _check(header, body, limit)
+    return head + _exactly(connection, header + body)
+
+
+def request(path: Path | str, data: bytes, timeout: float) -> bytes:
+    """Send a frame to a process that listens at a Unix socket; return its answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        connection.connect(str(path))
+        send(connection, data)
+        return receive(connection)
+
+
+def _check(header: int, body: int, limit: int | None) -> None:
+    if header > HEADER_LIMIT:
+        raise FrameError(f"a header of {header} bytes, at most {HEADER_LIMIT} are allowed")
+    if limit is not None and body > limit:
+        raise FrameError(f"a message of {body} bytes, at most {limit} are expected")
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FrameError("its header is no JSON") from None
+    if not isinstance(header, dict):
+        raise FrameError("its header is no JSON object")
+    return header
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    held = bytearray(count)
+    view = memoryview(held)
+    done = 0
+    while done < count:
+        got = connection.recv_into(view[done:])
+        if not got:
+            raise FrameError(f"the connection ended after {done} of {count} bytes")
+        done += got
+    return bytes(held)
