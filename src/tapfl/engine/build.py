@@ -90,17 +90,23 @@ def build(config: Config, device: str, notify: Subscriber = nobody) -> Experimen
     """Return the experiment; ``notify`` is called as data are prepared."""
     file = load_federation(config.federation)
     part = taking_part(file, config.federation)
-    tasks = part.task_table()
+    context, tokenizer = build_model(config, device)
+    splits = load_data(config, context.tasks, tokenizer, context.foundation.max_text, device,
+                       resident_bytes(config, device), own_data(config, part), notify)
+    federation = Federation(file, splits, config.federation, config.seed)
+    federation.check()
+    return Experiment(context, federation, tokenizer)
+
+
+def build_model(config: Config, device: str) -> tuple[Context, Any]:
+    """Return what methods are made with, and the tokenizer: all that needs no data."""
+    file = load_federation(config.federation)
+    tasks = taking_part(file, config.federation).task_table()
     modalities = sorted({m for task in tasks.values() for m in task.modalities})
     foundation = build_foundation(config.foundation, modalities,
                                   config.backbone.layers_per_stage, device)
     set_speed(foundation, config, device, client_count(file, config.federation))
-    tokenizer = load_tokenizer(config.foundation)
-    splits = load_data(config, tasks, tokenizer, foundation.max_text, device,
-                       resident_bytes(config, device), own_data(config, part), notify)
-    federation = Federation(file, splits, config.federation, config.seed)
-    federation.check()
-    return Experiment(Context(config, tasks, foundation, device), federation, tokenizer)
+    return Context(config, tasks, foundation, device), load_tokenizer(config.foundation)
 
 
 def own_data(config: Config, file: FederationFile) -> OwnData:

@@ -1,0 +1,178 @@
+"""Clients on other machines: how a server's rounds reach them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tapfl.blocks import BlockState
+from tapfl.config import Config
+from tapfl.data.federation import Member, client_ids, load_federation, parse_id, taking_part
+from tapfl.engine.build import build_model
+from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.frames import Frame, FrameError, unpack
+from tapfl.engine.flower.nodes import Nodes, Patience, Transport
+from tapfl.engine.flower.wire import (
+    SLACK,
+    Asked,
+    Compression,
+    Refusal,
+    ask_frame,
+    read_final,
+    read_header,
+    read_update,
+)
+from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
+from tapfl.engine.registry import Plan
+from tapfl.engine.site import model_facts
+from tapfl.engine.worker import Worker
+from tapfl.evaluation.evaluate import Evaluator
+from tapfl.events import Subscriber
+from tapfl.federated.method import FederatedMethod
+
+
+@dataclass
+class Elsewhere:
+    """A site whose clients answer over a transport. It reads no data, and has no personal model."""
+
+    transport: Transport
+    patience: Patience
+    config: Config
+    device: str
+    out: Path
+    notify: Subscriber
+    compression: Compression = "none"
+
+    def __post_init__(self) -> None:
+        self._file = load_federation(self.config.federation)
+        self._part = taking_part(self._file, self.config.federation)
+        self._context, self._tokenizer = build_model(self.config, self.device)
+        kinds = {entry.name: list(entry.tasks) for entry in self._part.clients}
+        groups = self.config.federation.groups
+        expected = {id_: kinds[parse_id(id_, groups)[1]]
+                    for id_ in client_ids(self._file, self.config.federation)}
+        self.nodes = Nodes(self.transport, expected, agreement(self.config),
+                           self._context.foundation.weights, self.patience, self.notify)
+        self.nodes.wait(len(expected))  # the roster is known when everybody has said hello once
+        self._members = self.nodes.members()
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The roster."""
+        return self._members
+
+    @property
+    def kinds(self) -> Sequence[Member]:
+        """A client of every kind."""
+        found: dict[tuple[str, ...], Member] = {}
+        for member in self._members:
+            found.setdefault(member.tasks, member)
+        return list(found.values())
+
+    def facts(self, plans: Sequence[Plan]) -> dict[str, Any]:
+        """Return what a server can say: nothing of data, which stay where they are."""
+        names = {name: list(entry.names) for name, entry in self._part.tasks.items() if entry.names}
+        return model_facts(self._context, plans, self.device) | {
+            "clients": len(self._members), "federation": self._part, "classes": names,
+            "data": dict.fromkeys(self._part.tasks, "on the clients' machines"),
+            "data_sha256": {}, "metrics": {}, "dropped": []}
+
+    @contextlib.contextmanager
+    def open(self, plan: Plan, folder: Path) -> Iterator[tuple[FederatedMethod, Clients]]:
+        """Return a federated run's method, and the way to its clients."""
+        # The worker makes and checks the method; nobody takes a turn here.
+        worker = Worker(plan, self._context, ClientStore(folder / "clients"),
+                        Evaluator(self._tokenizer, self.config.evaluation), self.out)
+        worker.check(self.kinds)
+        yield worker.method, Remote(plan.name, worker.method, self.nodes, self.compression)
+
+
+@dataclass
+class Remote:
+    """Sends asks to the nodes that host the clients, and reads what comes back."""
+
+    run: str
+    method: FederatedMethod
+    nodes: Nodes
+    compression: Compression
+
+    def ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
+        """Send each member its blocks; yield answers as they come, or why there is none."""
+        patience, transport = self.nodes.patience, self.nodes.transport
+        limit = patience.round if ask.kind == "train" else patience.finish
+        self.nodes.wait(patience.minimum)
+        asked: dict[str, Member] = {}
+        for member, blocks in whom:
+            node = self.nodes.host(member.id)
+            if node is None:
+                yield NoAnswer(member.id, "not connected")
+                continue
+            asked[transport.push(node, self._frame(ask, member, blocks), limit)] = member
+        until = self.nodes.clock() + limit
+        while asked and self.nodes.clock() < until:
+            for id_, data in transport.pull(list(asked)).items():
+                yield from self._answers(ask, asked.pop(id_), data)
+            if asked:
+                self.nodes.sleep(patience.poll)
+        for member in asked.values():
+            self._lost(member)
+            yield NoAnswer(member.id, f"no answer within {limit:g} s")
+
+    def _frame(self, ask: Ask, member: Member, blocks: BlockState) -> bytes:
+        return ask_frame(Asked(
+            kind=ask.kind, run=self.run, client=member.id, round=ask.round, kept=list(ask.kept),
+            awaited=list(ask.awaited.get(member.id, ())), compression=self.compression), blocks)
+
+    def _answers(self, ask: Ask, member: Member, data: bytes | str) -> Iterator[Answer]:
+        """Yield what is in an answer: reports of earlier rounds, then the answer itself."""
+        if isinstance(data, str):
+            self._lost(member)
+            yield NoAnswer(member.id, data)
+            return
+        try:
+            frame = unpack(data, self._limit(member))
+            header = read_header(frame)
+            if isinstance(header, Refusal):
+                yield NoAnswer(member.id, f"refused: {header.reason}")
+                return
+            yield from self._read(ask, member, frame)
+        except FrameError as error:
+            yield NoAnswer(member.id, f"its answer cannot be used: {error}")
+
+    def _read(self, ask: Ask, member: Member, frame: Frame) -> Iterator[Answer]:
+        if ask.kind == "train":
+            update, reports = read_update(frame, member, ask.round, self.method.initial,
+                                          self.method.exchanged(member))
+            yield from reports
+            yield dataclasses.replace(update, blocks=update.blocks.to(self.method.context.device))
+        else:
+            final, reports = read_final(frame, member, ask.round)
+            yield from reports
+            yield final
+
+    def _limit(self, member: Member) -> int:
+        """Return how many bytes a body may have."""
+        return sum(self.method.initial[name].nbytes
+                   for name in self.method.exchanged(member)) + SLACK
+
+    def _lost(self, member: Member) -> None:
+        node = self.nodes.host(member.id)
+        if node is not None:
+            self.nodes.forget(node)
+
+    def settle(self, round_: int) -> list[Any]:
+        """Clients keep what they keep; each has it on disk before its answer counts."""
+        return []
+
+    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str]) -> bool:
+        """A client that has reported its final models has them."""
+        return True
+
+    def check(self, listed: Sequence[Any]) -> str | None:
+        """A message names the round to go on from: there is nothing to compare here."""
+        return None

@@ -1,0 +1,154 @@
+"""The nodes of a federation, seen from its server: which one hosts which client.
+
+A node joins by answering a hello. One that does not fit is left out, with a reason; one that is
+gone is forgotten; one that comes back under another id is found again by the clients it hosts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tapfl.data.federation import Member
+from tapfl.engine.flower.frames import FrameError, pack, unpack
+from tapfl.engine.flower.wire import SLACK, VERSION, Hello, read_header
+from tapfl.errors import TapflError
+from tapfl.events import Message, Subscriber, nobody
+
+NO_LONGER = 5.0  # seconds between two lines that say who is missing
+
+
+class Transport(Protocol):
+    """What carries frames to nodes and back."""
+
+    def nodes(self) -> Sequence[int]:
+        """Return the ids of the nodes that are connected."""
+
+    def push(self, node: int, data: bytes, patience: float) -> str:
+        """Send a frame; return the message's id. An answer after ``patience`` seconds is late."""
+
+    def pull(self, ids: Collection[str]) -> Mapping[str, bytes | str]:
+        """Return the answers that have come, by the id of what they answer: a frame, or a fault."""
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a server waits, in seconds, and for how many.
+
+    ``minimum`` is how many clients must be connected for a round to begin.
+    """
+
+    join: float = 300.0
+    hello: float = 60.0
+    round: float = 600.0
+    finish: float = 3600.0
+    poll: float = 0.2
+    minimum: int = 1
+
+
+@dataclass
+class Nodes:
+    """Who is connected. ``expected`` are the clients of the federation with their tasks."""
+
+    transport: Transport
+    expected: Mapping[str, Sequence[str]]
+    config: str  # the agreement
+    weights: str
+    patience: Patience = field(default_factory=Patience)
+    notify: Subscriber = nobody
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    samples: dict[str, int] = field(default_factory=dict, init=False)
+    refused: dict[int, str] = field(default_factory=dict, init=False)
+    _hosts: dict[str, int] = field(default_factory=dict, init=False)
+    _known: set[int] = field(default_factory=set, init=False)
+
+    def host(self, client: str) -> int | None:
+        """Return the node that hosts a client, if one is connected."""
+        return self._hosts.get(client)
+
+    def refresh(self) -> None:
+        """Find out who is connected; say hello to whoever is new."""
+        there = set(self.transport.nodes())
+        for node in self._known - there:
+            self.forget(node)
+        self._greet(sorted(there - self._known - set(self.refused)))
+
+    def forget(self, node: int) -> None:
+        """A node is gone, or does not answer: it has to say hello again."""
+        self._known.discard(node)
+        self._hosts = {client: at for client, at in self._hosts.items() if at != node}
+
+    def wait(self, count: int) -> None:
+        """Return when so many clients are connected; too few for too long is an error."""
+        until, told = self.clock() + self.patience.join, -NO_LONGER
+        self.refresh()
+        while len(self._hosts) < count:
+            now = self.clock()
+            missing = [client for client in self.expected if client not in self._hosts]
+            text = (f"{len(self._hosts)} of {len(self.expected)} clients are connected, {count} "
+                    f"are needed; missing: {', '.join(missing[:5])}"
+                    f"{' …' if len(missing) > 5 else ''}")
+            if now > until:
+                raise TapflError(f"{text}; gave up after {self.patience.join:g} s"
+                                 + "".join(f"; refused: {why}"
+                                           for why in list(self.refused.values())[:1]))
+            if now - told >= NO_LONGER:
+                self.notify(Message(f"waiting: {text}"))
+                told = now
+            self.sleep(self.patience.poll)
+            self.refresh()
+
+    def members(self) -> list[Member]:
+        """Return the federation's members in the roster's order; all must have joined once."""
+        return [Member(client, index, tuple(tasks), self.samples[client])
+                for index, (client, tasks) in enumerate(self.expected.items())]
+
+    def _greet(self, new: Sequence[int]) -> None:
+        hello = pack({"kind": "hello"})
+        asked = {self.transport.push(node, hello, self.patience.hello): node for node in new}
+        until = self.clock() + self.patience.hello
+        while asked and self.clock() < until:
+            for id_, answer in self.transport.pull(list(asked)).items():
+                self._joined(asked.pop(id_), answer)
+            if asked:
+                self.sleep(self.patience.poll)
+
+    def _joined(self, node: int, answer: bytes | str) -> None:
+        try:
+            if isinstance(answer, str):  # it may be starting still: it is asked again
+                self.notify(Message(f"node {node}: no hello ({answer})"))
+                return
+            hello = read_header(unpack(answer, SLACK))
+            if not isinstance(hello, Hello):
+                raise FrameError("it does not say hello")
+            self._check(hello)
+        except FrameError as error:
+            self.refused[node] = f"node {node}: {error}"
+            self.notify(Message(f"refused: {self.refused[node]}"))
+            return
+        self._known.add(node)
+        for client in hello.clients:
+            self._hosts[client.id] = node
+            self.samples[client.id] = client.samples
+        self.notify(Message(f"node {node} joined with {', '.join(c.id for c in hello.clients)}"))
+
+    def _check(self, hello: Hello) -> None:
+        """Refuse a node that could not take part."""
+        for what, found, expected in (
+                ("messages of version", hello.version, VERSION),
+                ("configuration", hello.config, self.config),
+                ("weights", hello.weights, self.weights)):
+            if found != expected:
+                raise FrameError(f"{what} {found}, the server has {expected}")
+        for client in hello.clients:
+            if client.id not in self.expected:
+                raise FrameError(f"client '{client.id}' is none of this federation")
+            if list(client.tasks) != list(self.expected[client.id]):
+                raise FrameError(f"client '{client.id}' has the tasks {', '.join(client.tasks)}, "
+                                 f"expected {', '.join(self.expected[client.id])}")
+            taken = self._hosts.get(client.id)
+            if taken is not None and taken in set(self.transport.nodes()):
+                raise FrameError(f"client '{client.id}' is already connected, by node {taken}")

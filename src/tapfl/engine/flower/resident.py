@@ -1,0 +1,194 @@
+"""A node's resident process: it holds the base, the data and what its clients keep.
+
+Flower starts a process for every message; this one stays. It answers with W first, and trains X
+after its reply, while the server averages. What its clients keep lies in the node's own folder,
+which is a run's folder: `predict`, `export` and `report` work there without a server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tapfl import __version__
+from tapfl.blocks import BlockState
+from tapfl.config import Config
+from tapfl.data.federation import Client
+from tapfl.engine.files import read_checked_json, write_checked_json
+from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.frames import Frame, FrameError, pack, unpack
+from tapfl.engine.flower.own import OwnFolder
+from tapfl.engine.flower.wire import (
+    TEXT,
+    VERSION,
+    Announced,
+    Asked,
+    Hello,
+    Refusal,
+    ReportPart,
+    final_frame,
+    read_ask,
+    records,
+    update_frame,
+)
+from tapfl.engine.messages import Final
+from tapfl.engine.record import code_digest
+from tapfl.engine.registry import plan
+from tapfl.engine.site import Here
+from tapfl.engine.worker import Worker
+from tapfl.errors import TapflError
+from tapfl.events import (
+    Curve,
+    Diverged,
+    Event,
+    Note,
+    OfClient,
+    PersonalLosses,
+    Replacement,
+    Subscriber,
+    nobody,
+)
+from tapfl.methods import folder_name
+from tapfl.tasks import check_name
+
+# What an operator may allow to leave the node beside updates, and the events that belong to it.
+ALLOW: dict[str, tuple[type[OfClient], ...]] = {
+    "scores": (Curve,), "losses": (PersonalLosses, Diverged), "replacements": (Replacement,),
+    "notes": (Note,)}
+Then = Callable[[], None]
+
+
+def nothing() -> None:
+    """Do nothing after a reply."""
+
+
+class Resident:
+    """The clients of one node, between messages.
+
+    ``hosted`` are their ids. ``allow`` names what may leave the node beside W's updates: keys of
+    ALLOW. ``answer`` takes one message at a time.
+    """
+
+    def __init__(self, config: Config, hosted: Sequence[str], out: Path, *, device: str = "cpu",
+                 allow: Collection[str] = (), notify: Subscriber = nobody,
+                 modules: Path | None = None) -> None:
+        self.config, self.allow = config, frozenset(allow)
+        self._plans = {each.name: each for each in plan(config, modules)}
+        federation = config.federation.model_copy(update={"clients": tuple(hosted)})
+        self.here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
+        self.own = OwnFolder(out, self.here, list(self._plans.values()))
+        self._stack = contextlib.ExitStack()
+        self._worker: Worker | None = None
+
+    def hello(self) -> Hello:
+        """Return what this node says of itself."""
+        context = self.here.experiment.context
+        return Hello(
+            version=VERSION, tapfl=__version__, code=code_digest(), torch=torch.__version__,
+            threads=torch.get_num_threads(),
+            config=agreement(self.config), weights=context.foundation.weights,
+            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples)
+                     for m in self.here.members])
+
+    def answer(self, data: bytes) -> tuple[bytes, Then]:
+        """Return the answer to a message, and what is to be done once it is on its way."""
+        try:
+            frame = unpack(data)
+            kind = frame[0].get("kind")
+            if kind == "hello":
+                return pack(self.hello().model_dump()), nothing
+            if kind == "train":
+                return self._train(frame)
+            if kind == "finish":
+                return self._finish(frame)
+            raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
+        except (FrameError, TapflError) as error:
+            return pack(Refusal(reason=str(error)[:TEXT]).model_dump()), nothing
+
+    def close(self) -> None:
+        """Have everything written."""
+        self._leave()
+        self.own.close()
+
+    def _leave(self) -> None:
+        self._stack.close()
+        self._worker = None
+
+    def _train(self, frame: Frame) -> tuple[bytes, Then]:
+        worker, client, asked, received = self._read(frame)
+        reports = self._reports(worker, asked)
+        turn = worker.turn(client)
+        update = turn.train(asked.round, received)
+        worker.store.flush()  # what the client keeps to itself is safe before the update counts
+        reply = update_frame(update, asked.round, reports, asked.compression)
+
+        def then() -> None:
+            events = turn.personalize(asked.round)
+            worker.store.flush()
+            self._remember(worker, asked, events)
+            worker.end_turn(client, asked.kept)
+
+        return reply, then
+
+    def _finish(self, frame: Frame) -> tuple[bytes, Then]:
+        worker, client, asked, received = self._read(frame)
+        final = worker.turn(client).finish(received)
+        worker.end_turn(client, asked.kept)
+        self.own.finished(worker.plan.name, final, self._journal(worker, client.id))
+        return final_frame(self._shown(final), self._reports(worker, asked)), nothing
+
+    def _shown(self, final: Final) -> Final:
+        """Return what the server may see of a client's results."""
+        kinds = tuple(kind for name in self.allow for kind in ALLOW[name])
+        return dataclasses.replace(
+            final, rows=final.rows if "scores" in self.allow else (),
+            events=[event for event in final.events if isinstance(event, kinds)])
+
+    def _read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
+        """Return who is asked, for what, and the blocks that came with it."""
+        header = frame[0]
+        worker = self._open(str(header.get("run")))
+        client = self.here.experiment.federation.find(str(header.get("client")))
+        method = worker.method
+        asked, received = read_ask(frame, method.initial, method.exchanged(client))
+        return worker, client, asked, received.to(method.context.device)
+
+    def _open(self, run: str) -> Worker:
+        """Return the worker of a federated run; one at a time is held."""
+        if self._worker is None or self._worker.plan.name != run:
+            if run not in self._plans:
+                raise TapflError(f"no federated run '{run}' in this node's configuration")
+            self._leave()
+            folder = self.own.path / "state" / folder_name(run)
+            store = self._stack.enter_context(self.here.store(folder))
+            self._worker = Worker(self._plans[run], self.here.experiment.context, store,
+                                  self.here.evaluator, self.own.path)
+            self._worker.check(self.here.kinds)
+        return self._worker
+
+    # What happened to X, until the server asks for it
+
+    def _remember(self, worker: Worker, asked: Asked, events: Sequence[Event]) -> None:
+        journal = self._journal(worker, asked.client)
+        journal[str(asked.round)] = records(events)
+        write_checked_json(self._path(worker, asked.client), journal)
+
+    def _journal(self, worker: Worker, client: str) -> dict[str, Any]:
+        return read_checked_json(self._path(worker, client)) or {}
+
+    def _path(self, worker: Worker, client: str) -> Path:
+        folder = self.own.path / "state" / folder_name(worker.plan.name) / "reports"
+        return folder / f"{check_name(client, 'client')}.json"
+
+    def _reports(self, worker: Worker, asked: Asked) -> list[ReportPart]:
+        """Return the reports that the server waits for; one that is lost is an empty one."""
+        journal = self._journal(worker, asked.client)
+        kinds = {cls.kind for name in self.allow for cls in ALLOW[name]}
+        return [ReportPart(round=round_, events=[
+            record for record in journal.get(str(round_), ()) if record["event"] in kinds])
+            for round_ in asked.awaited]
