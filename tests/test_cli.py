@@ -37,12 +37,7 @@ def test_model_of_every_preset(preset, capsys):
         assert client["with_tap"] == client["total"] + client["trainable"]
         assert client["trainable"] == sum(summary["blocks"][b] for b in client["blocks"])
         assert client["total"] <= summary["total"]
-
-
-def test_flava_server_stays_below_270_million(capsys):
-    main(["model", "flava", "--json"])
-    summary = json.loads(capsys.readouterr().out)
-    assert 200e6 < summary["total"] < 270e6
+    assert preset != "flava" or 200e6 < summary["total"] < 270e6
 
 
 def test_model_table(capsys):

@@ -217,12 +217,13 @@ class Mine(Tap):
     variants = {f"s{i}": {"of": "fedavg+memos:Mine", "own": {"Mine": {"alpha": a}},
                           "post": {"lr": r}}
                 for i, (a, r) in enumerate(((0.3, 1e-3), (0.6, 1e-3), (0.3, 5e-2)))}
-    alone = {}
+    alone, two = {}, {"federation": {"clients": ["shapes", "looks"]}}
     for name, variant in variants.items():
-        rows = attempt(tmp_path, "memos", body, [name], variants={name: variant})
+        rows = attempt(tmp_path, "memos", body, [name], variants={name: variant}, **two)
         alone[name] = rows_of(rows, name)
         (tmp_path / "out").rename(tmp_path / name)
-    rows = attempt(tmp_path, "memos", body, ["fedavg+post", *variants, "tap"], variants=variants)
+    rows = attempt(tmp_path, "memos", body, ["fedavg+post", *variants, "tap"], variants=variants,
+                   **two)
     for name, expected in alone.items():
         assert rows_of(rows, name) == expected
         for path in (tmp_path / name / "models" / name).iterdir():

@@ -230,7 +230,8 @@ def test_interrupted_and_started_again(tmp_path, small, monkeypatch, capsys):
 
 def test_run_for_several_seeds(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    runs, preset = in_process(monkeypatch), str(tiny_preset(tmp_path))
+    runs = in_process(monkeypatch)
+    preset = str(tiny_preset(tmp_path, train={"local_steps": 1}, post={"steps": 1}))
     words = ["run", preset, "--seeds", "41,42", "--out", "three", "--set",
              "methods=[fedavg, fedavg+post]"]
     assert main(words) == 0

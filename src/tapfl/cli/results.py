@@ -1,0 +1,174 @@
+"""Commands that show what runs have found: reports, tables, verdicts, costs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tapfl.cli.verbs import Verbs, add_verb
+from tapfl.errors import TapflError
+
+
+def add_report(verbs: Verbs) -> None:
+    """Add ``tapfl report``."""
+    verb = add_verb(
+        verbs, "report", _report, "write a report to look at, as one HTML file",
+        "Write a report as one HTML file that needs no network: the verdict and the main table,\n"
+        "who was helped and who was hurt, how models learned, replacements, a map of the\n"
+        "federation, costs and configuration. Several runs are several seeds of one configuration.",
+        ["tapfl report runs/quickstart --open",
+         "tapfl report runs/three/seed41 runs/three/seed42 --out three.html"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--out", type=Path, metavar="FILE",
+                      help="where to write (report.html in the first run's folder)")
+    verb.add_argument("--open", action="store_true", help="show it in the browser")
+    verb.add_argument("--no-samples", action="store_true",
+                      help="leave the samples out, for a report that is passed on")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from tapfl.report.html import write_report
+
+    path = write_report(options.runs, options.out, samples=not options.no_samples)
+    print(f"report: {path}")
+    if options.open:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+
+
+def add_watch(verbs: Verbs) -> None:
+    """Add ``tapfl watch``."""
+    verb = add_verb(
+        verbs, "watch", _watch, "show a run's report in the browser while the run goes on",
+        "Serve the report of a run to this machine's own browser. It follows the run until it is\n"
+        "finished. Only this machine can reach it; Ctrl-C ends it, and leaves the run alone.",
+        ["tapfl watch runs/quickstart", "tapfl watch runs/quickstart --port 8800"])
+    verb.add_argument("run_folder", type=Path, metavar="RUN", help="the folder of a run")
+    verb.add_argument("--port", type=int, default=0, metavar="N", help="which port (a free one)")
+
+
+def _watch(options: argparse.Namespace) -> None:
+    from tapfl.report.watch import serve
+
+    with serve(options.run_folder, options.port) as server:
+        print(f"watching {options.run_folder}: {server.url}   Ctrl-C ends it", flush=True)
+        server.serve_forever()
+
+
+def add_table(verbs: Verbs) -> None:
+    """Add ``tapfl table``."""
+    verb = add_verb(
+        verbs, "table", _table, "put the results of runs into one table",
+        "Put the results of one or several runs into one table: mean and standard deviation over\n"
+        "clients and seeds, best bold, second best underlined.",
+        ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --format markdown",
+         "tapfl table runs/flava --format latex --paper flava --averages"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                      help="the folder of a run, or a results.csv")
+    verb.add_argument("--format", metavar="terminal|markdown|latex|csv",
+                      help="how to print (terminal); LaTeX needs the package booktabs")
+    verb.add_argument("--markdown", action="store_true", help="the same as --format markdown")
+    verb.add_argument("--paper", metavar="SETTING",
+                      help="put the paper's figures under each method: flava, vilt, or another of "
+                           "the presets that stand for its tables")
+    verb.add_argument("--averages", action="store_true",
+                      help="add the average over the data sets of a kind, weighed as in the paper")
+    verb.add_argument("--columns", type=int, default=4, metavar="N",
+                      help="data sets side by side (4)")
+
+
+def _table(options: argparse.Namespace) -> None:
+    from tapfl.engine.record import read_record
+    from tapfl.engine.results import read_results
+    from tapfl.report.tables import render
+
+    rows: list[dict[str, Any]] = []
+    kinds: dict[str, str] = {}
+    for path in options.runs:
+        file = path / "results.csv" if path.is_dir() else path
+        if not file.is_file():
+            raise TapflError(f"{path}: no results here; expected a complete run or its results.csv")
+        rows += read_results(file)
+        with contextlib.suppress(TapflError):  # a table of results alone only lacks the kinds
+            tasks = read_record(path).federation.tasks
+            kinds |= {name: entry.kind for name, entry in tasks.items()}
+    if not rows:
+        raise TapflError(f"{options.runs[0]}: no results")
+    if options.columns < 1:
+        raise TapflError(f"--columns {options.columns}: expected at least 1")
+    if options.markdown and options.format not in (None, "markdown"):
+        raise TapflError(f"--markdown and --format {options.format}: expected one of them")
+    print(render(rows, None, "markdown" if options.markdown else options.format or "terminal",
+                 options.paper, options.averages, kinds, options.columns))
+
+
+def add_verdict(verbs: Verbs) -> None:
+    """Add ``tapfl verdict``."""
+    verb = add_verb(
+        verbs, "verdict", _verdict, "say whether a method is better, and whom federation helped",
+        "Say for each data set whether a method is better than others, worse, equivalent, or not\n"
+        "to be told apart, and which clients were helped or hurt by federation. Several runs are\n"
+        "several seeds of one configuration.",
+        ["tapfl verdict runs/quickstart",
+         "tapfl verdict runs/41 runs/42 runs/43 --against fedavg+post",
+         "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--method", metavar="NAME",
+                      help="the method in question (the run's personal model)")
+    verb.add_argument("--against", metavar="NAME", action="append", default=[],
+                      help="compare with this method too, beside local training and the federated "
+                           "model; may be given again")
+    verb.add_argument("--margin", type=float, metavar="POINTS",
+                      help="methods within so many points of accuracy or of a text score are "
+                           "equivalent (1)")
+    verb.add_argument("--margin-mse", type=float, metavar="SHARE",
+                      help="the same for mse, as a share of the other method's (0.05)")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+    verb.add_argument("--csv", type=Path, metavar="FILE",
+                      help="write tidy rows to a file (RUN/verdict.csv for a single run)")
+
+
+def _verdict(options: argparse.Namespace) -> None:
+    from tapfl.evaluation.bootstrap import MARGIN_MSE, MARGIN_POINTS
+    from tapfl.report.verdict import verdict
+    from tapfl.report.verdict_text import text, write_tidy
+
+    points = MARGIN_POINTS if options.margin is None else options.margin
+    mse = MARGIN_MSE if options.margin_mse is None else options.margin_mse
+    for option, value in (("--margin", points), ("--margin-mse", mse)):
+        if not 0 <= value < float("inf"):
+            raise TapflError(f"{option} {value:g}: expected a number, 0 or more")
+    report = verdict(options.runs, options.method, options.against, points, mse)
+    # What a run's verdict is belongs to its results.
+    file = options.csv or (options.runs[0] / "verdict.csv" if len(options.runs) == 1 else None)
+    if file:
+        with contextlib.suppress(TapflError) if options.csv is None else contextlib.nullcontext():
+            write_tidy(file, report)
+    print(json.dumps(report.as_json(), indent=1) if options.json else text(report))
+
+
+def add_footprint(verbs: Verbs) -> None:
+    """Add ``tapfl footprint``."""
+    verb = add_verb(
+        verbs, "footprint", _footprint, "say what runs have cost, beside the paper's table",
+        "Say what complete runs have cost: parameters and memory of the mean client without and\n"
+        "with TAP, seconds of stage 2, traffic and time of a round, peak memory of the process.",
+        ["tapfl footprint runs/flava runs/vilt", "tapfl footprint runs/flava --format latex",
+         "tapfl footprint runs/flava --blocks --format csv"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("--blocks", action="store_true", help="the traffic of every block instead")
+    verb.add_argument("--format", default="markdown", metavar="markdown|latex|csv",
+                      help="how to print (markdown)")
+
+
+def _footprint(options: argparse.Namespace) -> None:
+    from tapfl.report.footprint import block_rows, footprint, render, rows
+
+    found = [footprint(path) for path in options.runs]
+    table = ([row for each in found for row in block_rows(each)] if options.blocks
+             else rows(found))
+    print(render(table, options.format))
