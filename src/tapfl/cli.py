@@ -108,7 +108,7 @@ def _add_run(verbs: Verbs) -> None:
     verb = _verb(
         verbs, "run", _run, "run an experiment",
         "Run an experiment: every method of the configuration, on the same clients and data.\n"
-        "Writes results.csv, events.jsonl, run.json, scores and models into the folder --out.\n"
+        "Writes results.csv, events.jsonl, run.json, scores, samples and models into --out.\n"
         "Stop it at any moment; --resume goes on from the last checkpoint.",
         ["tapfl run quickstart",
          "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",

@@ -21,6 +21,7 @@ from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
 from tapfl.engine.inprocess import InProcess
+from tapfl.engine.labels import write_labels
 from tapfl.engine.messages import Row
 from tapfl.engine.record import (
     RunRecord,
@@ -33,6 +34,7 @@ from tapfl.engine.record import (
 from tapfl.engine.registry import Plan, default_models, plan
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
+from tapfl.engine.samples import SampleChoice
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
@@ -126,6 +128,8 @@ class _Run:
 
         self.experiment = build(self.config, self.device, listen)
         self.evaluator = Evaluator(self.experiment.tokenizer, self.config.evaluation, self.device)
+        self.samples = SampleChoice.among(self.experiment.federation,
+                                          self.config.evaluation.samples, self.config.seed)
         foundation = self.experiment.context.foundation
         if self.config.speed.compile and not foundation.execution_modes["compiled"]:
             self.notify(Message("compile: not used; it is for layers without kernels, on a GPU, in "
@@ -140,6 +144,7 @@ class _Run:
             _compare(self.out, before, facts)
             record = before.model_copy(update=facts)
         record.save(self.out)
+        write_labels(self.out, self.experiment.federation)
         return record
 
     def _federated_run(self, each: Plan) -> list[Row]:
@@ -162,7 +167,7 @@ class _Run:
                 log: EventLog) -> tuple[Rounds, Worker]:
         federation = self.experiment.federation
         worker = Worker(each, self.experiment.context, store, self.evaluator, self.out,
-                        federation.others)
+                        federation.others, self.samples)
         worker.check(self.experiment.kinds)
         self._count_parameters(each.name, worker)
         if worker.method.shares_final_model and each.name not in self.record.shared:
