@@ -14,9 +14,8 @@ from tapfl.engine.build import build
 from tapfl.engine.files import Label, write_checked_json
 from tapfl.engine.labels import read_labels
 from tapfl.engine.run import run
+from tapfl.engine.sample_choice import CLIENTS, SampleChoice
 from tapfl.engine.samples import (
-    CLIENTS,
-    SampleChoice,
     picture_path,
     read_inputs,
     read_picture,

@@ -34,7 +34,7 @@ from tapfl.engine.record import (
 from tapfl.engine.registry import Plan, default_models, plan
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
-from tapfl.engine.samples import SampleChoice
+from tapfl.engine.sample_choice import SampleChoice
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT

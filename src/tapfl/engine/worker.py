@@ -12,7 +12,8 @@ from tapfl.data.federation import Client, Member
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.contract import calling, check_method
 from tapfl.engine.registry import Plan
-from tapfl.engine.samples import SampleChoice, samples_path
+from tapfl.engine.sample_choice import SampleChoice
+from tapfl.engine.samples import samples_path
 from tapfl.engine.turn import ClientTurn
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Event
