@@ -405,6 +405,10 @@ class EvaluationConfig(Section):
     """
     sample: int = Field(200, ge=1, le=SAMPLES)
     """How many test samples of each task such a score takes, always the same ones."""
+    samples: int = Field(6, ge=0, le=100)
+    """How many test samples of a client and task are kept with every method's predictions, for the
+    report; the first four clients of each task keep some. 0 keeps none.
+    """
 
 
 class CheckpointConfig(Section):

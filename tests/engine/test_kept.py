@@ -8,7 +8,10 @@ from tapfl.cli import main
 from tapfl.engine.run import run
 from tapfl.events import ClientFinished
 from tests.engine.test_resume import Stop, same_files, same_run
+from tests.engine.test_samples import files_of
 from tests.experiment import tiny_experiment
+
+KEPT = {"results.csv", "events.jsonl", "run.json", "scores", "samples", "labels.json"}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +42,9 @@ def test_a_run_can_keep_no_models(tmp_path, calm, capsys):
     run(_without(config), out, resume=True,
         notify=lambda e: done.append(e.client) if isinstance(e, ClientFinished) else None)
     assert len(done) == 2  # the first two were done
-    assert _kept(out) == {"results.csv", "events.jsonl", "run.json", "scores"}
+    assert _kept(out) == KEPT
     same_files(out, expected, "scores")
+    assert files_of(out) == files_of(expected)
     assert (out / "results.csv").read_bytes() == (expected / "results.csv").read_bytes()
     assert main(["predict", str(out), "--client", "news", "--task", "agnews", "--text", "x"]) == 2
     assert main(["export", str(out), "--client", "news", "--out", str(tmp_path / "e")]) == 2
@@ -62,7 +66,7 @@ def test_whether_models_are_kept_may_change_on_resume(tmp_path, calm):
         run(config, out, notify=Stop(at_client=2))
     assert (out / "models").is_dir()
     run(_without(config), out, resume=True)
-    assert _kept(out) == {"results.csv", "events.jsonl", "run.json", "scores"}
+    assert _kept(out) == KEPT
     assert (out / "results.csv").read_bytes() == (expected / "results.csv").read_bytes()
     # What a complete run has is not touched, whatever it is resumed with.
     out = tmp_path / "complete"

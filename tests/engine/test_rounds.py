@@ -54,7 +54,7 @@ class Fakes:
     def settle(self, round_):
         return [["tap", "c0", round_, "abc"]]
 
-    def keeps(self, member, models, scores):
+    def keeps(self, member, models, scores, samples):
         return True
 
     def check(self, listed):

@@ -44,10 +44,14 @@ class Page(HTMLParser):
         assert not self.faults
         ids = self.attributes("id")
         assert len(ids) == len(set(ids))
-        outside = self.attributes("src", "href", "action", "xlink:href", "style", "data")
+        outside = self.attributes("href", "action", "xlink:href", "style", "data", "srcset")
         assert all(each.startswith("#") for each in outside), outside
+        pictures = [attributes for name, attributes in self.elements if "src" in attributes]
+        assert all(each["src"].startswith("data:image/webp;base64,") for each in pictures)
+        assert all(each["alt"] for each in pictures)
         assert self.count("script") == 1
-        assert self.count("link") == self.count("img") == self.count("iframe") == 0
+        assert self.count("link") == self.count("iframe") == 0
+        assert self.count("img") == len(pictures)
         assert not [key for _, attributes in self.elements for key in attributes
                     if key.startswith("on")]
         named = {name for name, attributes in self.elements if name == "svg"

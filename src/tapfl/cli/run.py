@@ -17,7 +17,7 @@ def add_run(verbs: Verbs) -> None:
     verb = add_verb(
         verbs, "run", _run, "run an experiment",
         "Run an experiment: every method of the configuration, on the same clients and data.\n"
-        "Writes results.csv, events.jsonl, run.json, scores and models into the folder --out.\n"
+        "Writes results.csv, events.jsonl, run.json, scores, samples and models into --out.\n"
         "Stop it at any moment; --resume goes on from the last checkpoint.",
         ["tapfl run quickstart",
          "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",

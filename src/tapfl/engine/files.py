@@ -99,21 +99,24 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
 
-def write_checked_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object together with its checksum."""
-    write_json(path, {**value, CHECKSUM: _json_digest(value)})
+def write_checked_json(path: Path, value: Mapping[str, Any]) -> str:
+    """Write a JSON object together with its checksum, which is returned."""
+    digest = json_digest(value)
+    write_json(path, {**value, CHECKSUM: digest})
+    return digest
 
 
 def read_checked_json(path: Path) -> dict[str, Any] | None:
     """Return what ``write_checked_json`` wrote, if it is there and whole."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         value = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(value, dict) and value.pop(CHECKSUM, None) == _json_digest(value):
+        if isinstance(value, dict) and value.pop(CHECKSUM, None) == json_digest(value):
             return value
     return None
 
 
-def _json_digest(value: Mapping[str, Any]) -> str:
+def json_digest(value: Mapping[str, Any]) -> str:
+    """Return the checksum that a JSON object is written with."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,8 +15,8 @@ from tapfl.engine.record import FILE
 from tapfl.errors import TapflError
 
 LOCK = ".lock"
-MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores",
-        "verdict.csv")  # what a run writes
+MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores", "samples",
+        "labels.json", "verdict.csv")  # what a run writes
 
 
 class RunFolder:

@@ -10,6 +10,7 @@ from tapfl.blocks import BlockState
 from tapfl.data.federation import Federation, Member
 from tapfl.engine.files import header_digest
 from tapfl.engine.messages import Answer, Ask, Final, Report
+from tapfl.engine.samples import samples_digest
 from tapfl.engine.worker import Worker
 
 
@@ -38,11 +39,14 @@ class InProcess:
         self.worker.store.flush()
         return list(self.worker.store.listing(as_of=round_))
 
-    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str]) -> bool:
+    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str],
+              samples: Mapping[str, str]) -> bool:
         """Compare the checksums that the files carry."""
-        return all(header_digest(path(method, member.id)) == digest
-                   for path, files in ((self.worker.model_path, models),
-                                       (self.worker.scores_path, scores))
+        worker = self.worker
+        return all(found(path(method, member.id)) == digest
+                   for path, found, files in ((worker.model_path, header_digest, models),
+                                              (worker.scores_path, header_digest, scores),
+                                              (worker.samples_path, samples_digest, samples))
                    for method, digest in files.items())
 
     def check(self, listed: Sequence[Any]) -> str | None:

@@ -60,7 +60,8 @@ class Report:
 class Final:
     """A client's results, and what happened while its final models were made.
 
-    ``models`` and ``scores`` are the files that the client keeps, by method, with their checksums;
+    ``models``, ``scores`` and ``samples`` are the files that the client keeps, by method, with
+    their checksums (under ``""`` the samples themselves, the others are predictions for them);
     ``models`` is None where the run keeps none. ``seconds`` is how long each final model took to be
     made, by method, and under ``""`` how long all of it took.
     """
@@ -70,6 +71,7 @@ class Final:
     events: Sequence[Event] = ()
     models: Mapping[str, str] | None = field(default_factory=dict)
     scores: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -93,8 +95,9 @@ class Clients(Protocol):
     def settle(self, round_: int) -> list[Any]:
         """Return when what clients keep as of a round is safe: what a checkpoint lists of it."""
 
-    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str]) -> bool:
-        """Return whether a client still has the final models and scores that it reported."""
+    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str],
+              samples: Mapping[str, str]) -> bool:
+        """Return whether a client still has the files that it reported in the end."""
 
     def check(self, listed: Sequence[Any]) -> str | None:
         """Say what is wrong with what a checkpoint lists, if anything is; else go on from it."""

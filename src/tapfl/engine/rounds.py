@@ -229,7 +229,8 @@ class Rounds:
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),
                       "models": None if answer.models is None else dict(answer.models),
-                      "scores": dict(answer.scores), "seconds": dict(answer.seconds),
+                      "scores": dict(answer.scores), "samples": dict(answer.samples),
+                      "seconds": dict(answer.seconds),
                       "reports": [e.record() for e in reports.get(answer.client, ())
                                   if isinstance(e, Logged)],
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
@@ -254,7 +255,8 @@ class Rounds:
             return None
         # Whether models are kept may have changed since: one that kept none makes them again.
         models = record["models"] if self.config.checkpoint.models else {}
-        whole = models is not None and self.clients.keeps(member, models, record["scores"])
+        whole = models is not None and self.clients.keeps(
+            member, models, record["scores"], record.get("samples", {}))
         return record if whole else None
 
     def _of(self, client: str) -> dict[str, Any]:

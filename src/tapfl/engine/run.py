@@ -122,6 +122,7 @@ class _Run:
             _compare(self.out, before, facts)
             record = before.model_copy(update=facts)
         record.save(self.out)
+        self.site.started()
         return record
 
     def _federated_run(self, each: Plan) -> list[Row]:

@@ -13,9 +13,11 @@ from tapfl.data.federation import Member
 from tapfl.engine.build import WORTH_COMPILING, build
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.inprocess import InProcess
+from tapfl.engine.labels import write_labels
 from tapfl.engine.messages import Clients
 from tapfl.engine.record import dropped, environment
 from tapfl.engine.registry import Plan, default_models
+from tapfl.engine.sample_choice import SampleChoice
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Event, Message, RowsDropped, Subscriber
@@ -37,6 +39,9 @@ class Site(Protocol):
     def kinds(self) -> Sequence[Member]: ...  # noqa: D102
 
     def facts(self, plans: Sequence[Plan]) -> dict[str, Any]: ...  # noqa: D102
+
+    def started(self) -> None:
+        """Write what belongs beside run.json, which is there now."""
 
     def open(self, plan: Plan,
              folder: Path) -> AbstractContextManager[tuple[FederatedMethod, Clients]]:
@@ -60,6 +65,8 @@ class Here:
 
         self.experiment = build(config, device, listen)
         self.evaluator = Evaluator(self.experiment.tokenizer, config.evaluation, device)
+        self.samples = SampleChoice.among(self.experiment.federation, config.evaluation.samples,
+                                          config.seed)
         foundation = self.experiment.context.foundation
         if config.speed.compile and not foundation.execution_modes["compiled"]:
             notify(Message("compile: not used; it is for layers without kernels, on a GPU, in "
@@ -84,13 +91,17 @@ class Here:
             "classes": experiment.classes(), "metrics": experiment.metrics(self.evaluator),
             "dropped": self.lost}
 
+    def started(self) -> None:
+        """Count every client's labels."""
+        write_labels(self.out, self.experiment.federation)
+
     @contextlib.contextmanager
     def open(self, plan: Plan, folder: Path) -> Iterator[tuple[FederatedMethod, Clients]]:
         """Return a federated run's method, and clients that take their turns here."""
         federation = self.experiment.federation
         with self.store(folder) as store:
             worker = Worker(plan, self.experiment.context, store, self.evaluator, self.out,
-                            federation.others)
+                            federation.others, self.samples)
             worker.check(self.kinds)
             yield worker.method, InProcess(worker, federation)
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,17 +17,26 @@ from tapfl.engine.contract import calling, check_blocks, check_losses, is_shippe
 from tapfl.engine.curves import curve, sampled_tests
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.messages import Final, Row, Update
+from tapfl.engine.samples import write_inputs, write_predictions
 from tapfl.engine.scores import write_scores
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT, constant_scores
 from tapfl.evaluation.evaluate import Scores
 from tapfl.evaluation.metrics import GENERAL
+from tapfl.evaluation.predictions import Predictions, Watch
 from tapfl.events import Diverged, Event
 from tapfl.federated.context import Losses
 from tapfl.personal.personalizer import Personalizer
 
 if TYPE_CHECKING:
     from tapfl.engine.worker import Worker
+
+
+class Evaluated(NamedTuple):
+    """What an evaluation found: scores of all samples, and predictions for those to be kept."""
+
+    scores: Scores
+    predictions: Predictions | None
 
 
 class ClientTurn:
@@ -40,6 +49,7 @@ class ClientTurn:
         self._trained: tuple[BlockState, BlockState, Losses] | None = None
         self._models: dict[str, str] = {}  # checksums of what is kept, by method
         self._scored: dict[str, str] = {}
+        self._sampled: dict[str, str] = {}
         self._seconds: dict[str, float] = {}
 
     # A round
@@ -98,7 +108,7 @@ class ClientTurn:
         # All of them stay until the turn is over: the memo knows data by where they are.
         self._samples = sampled_tests(self.client, self.plan.config)
         return [curve(name, round_, self.client.id, data,
-                      self._scores(state, data, like_w=set(state) == set(whole), shared=False))
+                      self._evaluated(state, data, set(state) == set(whole), shared=False).scores)
                 for data in self._samples for name, state in models.items()]
 
     def _private(self, as_of: int) -> BlockState:
@@ -130,7 +140,8 @@ class ClientTurn:
             rows += self._constant()
         models = self._models if self.plan.config.checkpoint.models else None
         self._seconds[""] = time.perf_counter() - started
-        return Final(self.client.id, rows, self.worker.drain(), models, self._scored, self._seconds)
+        return Final(self.client.id, rows, self.worker.drain(), models, self._scored,
+                     self._sampled, self._seconds)
 
     def _personal(self, personalizer: Personalizer, final: BlockState) -> BlockState:
         """Return a client's personal model; W itself where that went astray."""
@@ -210,11 +221,24 @@ class ClientTurn:
             self._scored[method] = write_scores(self.worker.scores_path(method, self.client.id),
                                                 self._label(method), named)
 
+    def _keep_samples(self, method: str, own: Mapping[str, Evaluated]) -> None:
+        """Write what a model predicts for the samples that were chosen for people to look at."""
+        chosen = self.worker.samples.of_client(self.client.id)
+        found = {task: (seen.predictions.of(chosen[task]), _of_rows(seen.scores, chosen[task]))
+                 for task, seen in own.items() if task in chosen and seen.predictions is not None}
+        if not found:
+            return
+        if "" not in self._sampled:
+            self._sampled[""] = write_inputs(self.worker.samples_path("", self.client.id),
+                                             self.client, chosen, self.worker.evaluator.tokenizer)
+        self._sampled[method] = write_predictions(
+            self.worker.samples_path(method, self.client.id), self._label(method), found)
+
     def _evaluate(self, name: str, state: BlockState, like_w: bool,
                   shared: bool = False) -> list[Row]:
         """Score a model on the client's test data, and in a simulation on the others'."""
         rows: list[Row] = []
-        own: dict[str, Scores] = {}
+        own: dict[str, Evaluated] = {}
         for task in self.client.tasks:
             pieces = [("", [self.client.tests[task]])]
             if self.worker.others is not None:
@@ -222,21 +246,29 @@ class ClientTurn:
             # Clients that share a model may have other tasks: this one's blocks decide.
             used = state.subset(self.method.blocks_of_task(task)) if shared else state
             for before, data in pieces:
-                found = [_of_rows(self._scores(used, each, like_w, shared), chosen)
+                found = [(self._evaluated(used, each, like_w, shared), chosen)
                          for each, chosen in data if len(chosen)]
-                rows += self._rows(name, task, before, found)
+                rows += self._rows(name, task, before, [_of_rows(seen.scores, chosen)
+                                                        for seen, chosen in found])
                 if found and not before:
-                    own[task] = found[0]
-        self._keep_scores(name, own)
+                    own[task] = found[0][0]
+        self._keep_scores(name, {task: _of_rows(seen.scores, self.client.tests[task][1])
+                                 for task, seen in own.items()})
+        self._keep_samples(name, own)
         return rows
 
-    def _scores(self, state: BlockState, data: TaskData, like_w: bool, shared: bool) -> Scores:
+    def _evaluated(self, state: BlockState, data: TaskData, like_w: bool,
+                   shared: bool) -> Evaluated:
         """Return the score of every sample; the same model is not asked twice."""
-        def work() -> Scores:
+        def work() -> Evaluated:
+            # Another client may use the result: the samples of all that share the data are kept.
+            wanted = self.worker.samples.of_data(data)
+            watch = Watch(wanted) if len(wanted) else None
             state.load_into(self.method.network.blocks)
             with (calling(self.method, "predicting"),
                   self.method.predicting() if like_w else contextlib.nullcontext()):
-                return self.worker.evaluator(self.method.network, data)
+                scores = self.worker.evaluator(self.method.network, data, watch)
+            return Evaluated(scores, None if watch is None else watch.predictions())
 
         return self.worker.memo.once(("evaluate", id(data), like_w), state, work, keep=shared)
 

@@ -12,6 +12,8 @@ from tapfl.data.federation import Client, Member
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.contract import calling, check_method
 from tapfl.engine.registry import Plan
+from tapfl.engine.sample_choice import SampleChoice
+from tapfl.engine.samples import samples_path
 from tapfl.engine.turn import ClientTurn
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Event
@@ -28,14 +30,16 @@ Others = Callable[[Member, str], list[tuple[TaskData, Rows]]]
 class Worker:
     """The method with its networks, the personalizers, the evaluator and what they share.
 
-    ``folder`` is where clients' final models and scores go. ``others`` finds the test data of a
-    task's other clients, for ``general_`` metrics: only a simulation has it.
+    ``folder`` is where clients' final models, scores and samples go. ``others`` finds the test data
+    of a task's other clients, for ``general_`` metrics: only a simulation has it. ``samples`` says
+    which test samples are kept with their predictions.
     """
 
     def __init__(self, plan: Plan, context: Context, store: ClientStore, evaluator: Evaluator,
-                 folder: Path, others: Others | None = None) -> None:
+                 folder: Path, others: Others | None = None,
+                 samples: SampleChoice | None = None) -> None:
         self.plan, self.store, self.evaluator = plan, store, evaluator
-        self.folder, self.others = folder, others
+        self.folder, self.others, self.samples = folder, others, samples or SampleChoice()
         self.memo, self.events = Memo(), list[Event]()
         shared = dataclasses.replace(context, config=plan.config, memo=self.memo, states=store,
                                      events=self.events)
@@ -59,6 +63,10 @@ class Worker:
     def scores_path(self, method: str, client: str) -> Path:
         """Return where the scores of a client's test samples are kept."""
         return self.folder / "scores" / folder_name(method) / f"{client}.safetensors"
+
+    def samples_path(self, method: str, client: str) -> Path:
+        """Return where a client's samples are listed (no method), or predictions for them."""
+        return samples_path(self.folder, client, method)
 
     def drain(self) -> list[Event]:
         """Return what was reported since the last call."""

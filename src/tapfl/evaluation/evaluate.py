@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapfl.config import EvaluationConfig
-from tapfl.data.batches import TaskData
+from tapfl.data.batches import Rows, TaskData
 from tapfl.evaluation.metrics import TextMetric, text_metrics
+from tapfl.evaluation.predictions import Watch
 from tapfl.model.network import Network
 from tapfl.tasks import TEXT_GENERATION, Batch
 
@@ -39,13 +40,16 @@ class Evaluator:
         return {metric.name: metric.facts for metric in self.text_metrics}
 
     @torch.no_grad()
-    def __call__(self, network: Network, data: TaskData) -> Scores:
-        """Return the task's metrics for every sample of a split."""
+    def __call__(self, network: Network, data: TaskData, watch: Watch | None = None) -> Scores:
+        """Return the task's metrics for every sample of a split; ``watch`` sees predictions."""
         network.eval()
         if data.task.kind == TEXT_GENERATION:
-            return self.score_texts(self.write(network, data), data.references or [])
-        found = [_values(network, data.task.name, batch)
-                 for _, batch in data.in_order(self.config.batch_size)]
+            written = self.write(network, data)
+            if watch is not None:
+                watch.read(written)
+            return self.score_texts(written, data.references or [])
+        found = [_values(network, data.task.name, batch, rows, watch)
+                 for rows, batch in data.in_order(self.config.batch_size)]
         values = torch.cat(found).double().cpu().numpy()
         return {"accuracy": 100 * values} if data.task.is_classification else {"mse": values}
 
@@ -68,10 +72,14 @@ class Evaluator:
         return written
 
 
-def _values(network: Network, task: str, batch: Batch) -> Tensor:
+def _values(network: Network, task: str, batch: Batch, rows: Rows,
+            watch: Watch | None) -> Tensor:
     """Return which answers of a batch are right, or every image's squared error."""
     prediction: Tensor = network(task, batch).prediction
-    if network.ownership.task(task).is_classification:
+    is_label = network.ownership.task(task).is_classification
+    if watch is not None:
+        watch.see(rows, prediction, network, is_label)
+    if is_label:
         assert batch.label is not None
         return prediction.argmax(dim=-1) == batch.label
     assert batch.image is not None

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,8 @@ COLUMNS = ("run", "model", "setting", "mean parameters", "trainable %", "memory 
 class Traffic:
     """What a federated run sent in its rounds, in bytes.
 
-    ``blocks`` are the bytes of the updates that counted, block by block.
+    ``by_round`` are the bytes of the updates that counted, block by block, in every round;
+    ``blocks`` are their sums.
     """
 
     rounds: int
@@ -40,6 +42,7 @@ class Traffic:
     up: int
     down: int
     blocks: Mapping[str, int]
+    by_round: Sequence[Mapping[str, int]] = ()
 
     def per_round(self, total: float) -> float:
         """Return a mean over the rounds."""
@@ -99,7 +102,7 @@ def _parameters(record: RunRecord) -> dict[str, int]:
 
 def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
     """Add up what the rounds of every federated run have sent."""
-    sums: dict[str, Traffic] = {}
+    rounds: dict[str, list[Traffic]] = {}
     path, number = folder / "events.jsonl", 0
     try:
         with path.open(encoding="utf-8") as file:
@@ -107,20 +110,27 @@ def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
                 number += 1
                 event = json.loads(line)
                 if event["event"] == RoundEnded.kind:
-                    before = sums.get(event["method"], Traffic(0, 0.0, 0, 0, {}))
-                    sums[event["method"]] = _with_round(before, event, blocks)
+                    rounds.setdefault(event["method"], []).append(_round(event, blocks))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TapflError(f"{path}, line {number}: not the events of a run "
                          f"({type(error).__name__}: {error})") from None
-    return sums
+    return {run: _total(each) for run, each in rounds.items()}
 
 
-def _with_round(before: Traffic, event: Mapping[str, Any], blocks: Mapping[str, int]) -> Traffic:
-    up = {name: before.blocks.get(name, 0) + len(clients) * blocks[name]
-          for name, clients in event["contributors"].items()}
-    return Traffic(before.rounds + 1, before.seconds + event["seconds"],
-                   before.up + event["bytes_up"], before.down + event["bytes_down"],
-                   {**before.blocks, **up})
+def _round(event: Mapping[str, Any], blocks: Mapping[str, int]) -> Traffic:
+    """Return what one round has sent."""
+    return Traffic(1, float(event["seconds"]), int(event["bytes_up"]), int(event["bytes_down"]),
+                   {name: len(clients) * blocks[name]
+                    for name, clients in event["contributors"].items()})
+
+
+def _total(rounds: Sequence[Traffic]) -> Traffic:
+    blocks = Counter[str]()
+    for each in rounds:
+        blocks.update(each.blocks)
+    return Traffic(len(rounds), sum(each.seconds for each in rounds),
+                   sum(each.up for each in rounds), sum(each.down for each in rounds),
+                   dict(blocks), [each.blocks for each in rounds])
 
 
 # For people

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapfl.blocks import Ownership
 from tapfl.data.federation import client_ids, parse_id
+from tapfl.engine.labels import TaskLabels, read_labels
 from tapfl.engine.record import FILE, RunRecord, read_record
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
@@ -26,7 +27,8 @@ class Gathered:
     """Everything that a report is made of. A run under way has a record and events, no more.
 
     ``verdict`` compares the personal model with local training, or with the federated model where
-    there is none; ``beside`` are the clients compared with the federated model.
+    there is none; ``beside`` are the clients compared with the federated model. ``labels`` are
+    those of the first run, by client and task.
     """
 
     paths: tuple[Path, ...]
@@ -37,6 +39,7 @@ class Gathered:
     beside: tuple[ClientOutcome, ...]
     footprints: tuple[Footprint, ...]
     warnings: tuple[str, ...]
+    labels: Mapping[str, Mapping[str, TaskLabels]] = field(default_factory=dict)
 
     @property
     def record(self) -> RunRecord:
@@ -75,7 +78,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
     footprints = _footprints(runs, timeline, warnings)
     warnings[:0] = _warnings(records, runs, timeline, judged)
     return Gathered(tuple(folders), records, runs, timeline, judged, beside, footprints,
-                    tuple(warnings))
+                    tuple(warnings), read_labels(folders[0]))
 
 
 def _is_under_way(folder: Path) -> bool:

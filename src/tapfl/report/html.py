@@ -1,6 +1,7 @@
 """A report as one HTML file that needs nothing else: no network, no other file.
 
-The page's script and style are inlined, and its content policy allows these two and nothing more.
+The page's script and style are inlined, as are pictures of samples; its content policy allows these
+and nothing more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tapfl.engine.files import replacing
 from tapfl.report import html_learning as learning
 from tapfl.report import html_record as record
 from tapfl.report import html_results as results
+from tapfl.report import html_samples
 from tapfl.report.gather import Gathered, gather
 from tapfl.report.markup import Html, counted, join, tag, text
 
@@ -38,7 +40,8 @@ def render(gathered: Gathered, samples: bool = True, watched: bool = False) -> s
     style, script = _asset("page.css"), _asset("page.js")
     policy = (f"default-src 'none'; style-src 'sha256-{_digest(style)}'; "
               f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'; "
-              f"connect-src {SELF if watched else NOTHING}")
+              f"connect-src {SELF if watched else NOTHING}; "
+              f"img-src {'data:' if samples else NOTHING}")
     sections = _sections(gathered, samples)
     name = gathered.paths[0].resolve().name
     title = f"{name} and {len(gathered.paths) - 1} more" if len(gathered.paths) > 1 else name
@@ -78,8 +81,7 @@ def _sections(gathered: Gathered, samples: bool) -> list[Section]:
               ("map", "Map of the federation", join([learning.federation_map(gathered),
                                                      learning.blocks(gathered)]))]
     if samples:
-        found.append(("samples", "Samples", tag(
-            "p", "The run kept no samples of what its models predict.", class_="empty")))
+        found.append(("samples", "Samples", html_samples.samples(gathered)))
     return [*found, ("cost", "Footprint, time and memory", record.costs(gathered)),
             ("warnings", "Warnings", record.warnings(gathered)),
             ("versions", "Versions and data", record.versions(gathered)),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tapfl.data.federation import parse_id
 from tapfl.evaluation.metrics import METRIC_ORDER, metric_kind
 from tapfl.methods import LOCAL
 from tapfl.model.summary import MIB
+from tapfl.report.footprint import Traffic
 from tapfl.report.gather import Gathered, owned_blocks
 from tapfl.report.html_results import short
 from tapfl.report.markup import Cell, Html, folded, join, number, table, tag
 from tapfl.report.svg import Series, Square, legend, line_chart, shade_map
 from tapfl.report.timeline import Line, cumulative, means
 
+MOST_COLUMNS, MOST_ROUNDS = 50, 200  # rounds in a picture and in a table; beyond, some share one
 MOST_CLIENTS = 40  # columns of the map; beyond, clients of a kind share one
 
 
@@ -188,7 +191,45 @@ def blocks(gathered: Gathered) -> Html:
     rows = [[block, run, number(each.blocks[block] / MIB, 3),
              number(traffic.per_round(sent) / MIB, 3)]
             for each, traffic, run in sizes for block, sent in sorted(traffic.blocks.items())]
-    return folded("Bytes by block and round", table(
+    total = table(
         f"Size of every block and what a round sends of it to the server, on average "
         f"(seed {gathered.record.seed})", ["block", "federated run", "MiB", "up, MiB a round"],
-        rows), id_="blocks")
+        rows)
+    return folded("Bytes by block and round", total,
+                  *(_sent(place, run, traffic) for place, (_, traffic, run) in enumerate(sizes)
+                    if any(traffic.blocks.values())), id_="blocks")
+
+
+def _sent(place: int, run: str, traffic: Traffic) -> Html:
+    """Return what the updates of every round held of every block: a picture, and the figures."""
+    names = sorted(traffic.blocks)
+    drawn = _pieces(traffic.by_round, MOST_COLUMNS)
+    most = max((sent for _, each in drawn for sent in each.values()), default=0) or 1
+    squares = {(block, rounds): Square(each[block] / most, "", f"{block}, round {rounds}: "
+                                       f"{each[block] / MIB:.3g} MiB")
+               for rounds, each in drawn for block in names if each.get(block)}
+    title = f"{run}: what the clients sent of every block in every round"
+    chart = shade_map(f"sent-{place}", title, "The stronger a square's colour, the more bytes. The "
+                      "data below have all figures.", names, [rounds for rounds, _ in drawn],
+                      squares)
+    figures = table(f"{run}, MiB to the server by round and block", ["round", *names], [
+        [Cell(rounds), *(number(each.get(block, 0) / MIB, 3) for block in names)]
+        for rounds, each in _pieces(traffic.by_round, MOST_ROUNDS)], sortable=False)
+    return tag("figure", tag("figcaption", tag("strong", run), " what the clients sent of every "
+                             f"block in every round, {most / MIB:.3g} MiB at most"),
+               tag("div", chart, class_="scroll", tabindex="0", role="group", aria_label=title),
+               folded("Data", figures, id_=f"sent-{place}-data"))
+
+
+def _pieces(by_round: Sequence[Mapping[str, int]],
+            most: int) -> list[tuple[str, Mapping[str, int]]]:
+    """Return the bytes of every round with its number; rounds of long runs are added up."""
+    width = max(1, math.ceil(len(by_round) / most))
+    found: list[tuple[str, Mapping[str, int]]] = []
+    for start in range(0, len(by_round), width):
+        last = min(start + width, len(by_round))
+        total = Counter[str]()
+        for each in by_round[start:last]:
+            total.update(each)
+        found.append((str(last) if width == 1 else f"{start + 1}–{last}", total))
+    return found

@@ -9,6 +9,7 @@ from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, PERCENT, metric_kind
 from tapfl.report.gather import Gathered, holding, methods_of
+from tapfl.report.label_mix import label_mix
 from tapfl.report.markup import Cell, Html, counted, folded, join, number, table, tag
 from tapfl.report.sheets import Column, Line, build
 from tapfl.report.svg import Gain, gain_chart
@@ -197,16 +198,22 @@ def _clients_table(gathered: Gathered) -> Html:
                "95% interval", "p", "outcome",
                *([str(federated), f"gain over {federated}", f"against {federated}"]
                  if beside else []),
-               "test samples", "share of the data", "replacements", "rounds averaged"]
+               "test samples", "share of the data",
+               *(["training samples", "label mix"] if gathered.labels else []),
+               "replacements", "rounds averaged"]
     caption = (f"Each client and task: {found.method} against {found.alternative}"
                + (f" and against {federated}" if beside else "")
                + ", with what may explain it. Replacements: how often TAP took W's blocks for the "
                  "task; rounds averaged: in how many W learned from the client (means over seeds). "
-                 "The share is that of the client's group.")
+                 "The share is that of the client's group."
+               + (" Label mix: a bar for each label of the client's training data, in the labels' "
+                  f"order; it sorts by evenness (seed {gathered.record.seed})."
+                  if gathered.labels else ""))
     return table(caption, columns, [
         [*_outcome(c), *(_against(beside.get((c.client, c.task))) if beside else ()),
          Cell(samples[c.client, c.task], samples[c.client, c.task]),
-         holding(gathered.record, c.client, c.task), *_reasons(gathered, c, averaged)]
+         holding(gathered.record, c.client, c.task),
+         *(_labels(gathered, c) if gathered.labels else ()), *_reasons(gathered, c, averaged)]
         for c in found.clients])
 
 
@@ -229,6 +236,14 @@ def _reasons(gathered: Gathered, c: ClientOutcome, averaged: dict[str, int]) -> 
     places = 0 if seeds == 1 else 1
     return [number(gathered.timeline.replaced[method, c.client, c.task] / seeds, places),
             number(averaged.get(c.client, 0) / seeds, places)]
+
+
+def _labels(gathered: Gathered, c: ClientOutcome) -> list[Cell]:
+    """Return how much a client has to train on, and of what."""
+    found = gathered.labels.get(c.client, {}).get(c.task)
+    names = gathered.record.classes.get(c.task, [])
+    return [Cell("", math.nan) if found is None else number(found.samples, 0),
+            label_mix(found, names)]
 
 
 def _rounds_averaged(gathered: Gathered) -> dict[str, int]:

@@ -56,6 +56,11 @@ def _attribute(value: Attribute) -> Html:
     return text(f"{value:.6g}" if isinstance(value, float) else value)
 
 
+def picture(address: Html, meaning: str, side: int) -> Html:
+    """Return a square picture that is part of the page; ``meaning`` says what it shows."""
+    return Html(f'<img src="{address}" alt="{text(meaning)}" width="{side}" height="{side}">')
+
+
 @dataclass(frozen=True)
 class Cell:
     """A cell of a table: what it shows, what it sorts by, and a class for its style."""

@@ -84,9 +84,31 @@
     table.parentElement.before(tools);
   }
 
+  // Samples that a method got wrong; clients with none of them are hidden, the others open.
+  function filterSamples(field) {
+    let shown = 0;
+    for (const part of document.querySelectorAll(".samples > details")) {
+      let some = 0;
+      for (const card of part.querySelectorAll(".card")) {
+        card.hidden = field.value !== "" && !card.dataset.wrong.split(" ").includes(field.value);
+        some += !card.hidden;
+      }
+      part.hidden = !some;
+      if (field.value !== "") part.open = some > 0;
+      shown += some;
+    }
+    document.getElementById("sample-filter-count").textContent = shown + " shown";
+  }
+
   function equipAll() {
     document.querySelectorAll("main table").forEach(equip);
+    const field = document.getElementById("sample-filter");
+    if (field) field.closest(".tools").hidden = false;
   }
+
+  document.addEventListener("change", (event) => {
+    if (event.target.id === "sample-filter") filterSamples(event.target);
+  });
 
   document.addEventListener("click", (event) => {
     const heading = event.target.closest("th[aria-sort]");

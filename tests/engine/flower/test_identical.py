@@ -65,7 +65,7 @@ def test_models_are_the_same_and_stay_with_their_clients(both):
 def test_a_nodes_folder_is_a_run_of_its_own(both):
     from tapfl.use.load import load
 
-    folder, _, there = both
+    folder, *_ = both
     record = json.loads((folder / "node0" / "run.json").read_text())
     assert record["finished"]
     assert record["clients"] == 2

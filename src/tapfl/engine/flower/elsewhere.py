@@ -82,6 +82,9 @@ class Elsewhere:
             "data": dict.fromkeys(self._part.tasks, "on the clients' machines"),
             "data_sha256": {}, "metrics": {}, "dropped": []}
 
+    def started(self) -> None:
+        """Labels are the clients' own affair."""
+
     @contextlib.contextmanager
     def open(self, plan: Plan, folder: Path) -> Iterator[tuple[FederatedMethod, Clients]]:
         """Return a federated run's method, and the way to its clients."""
@@ -169,7 +172,8 @@ class Remote:
         """Clients keep what they keep; each has it on disk before its answer counts."""
         return []
 
-    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str]) -> bool:
+    def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str],
+              samples: Mapping[str, str]) -> bool:
         """A client that has reported its final models has them."""
         return True
 

@@ -56,6 +56,7 @@ class OwnFolder:
                     raise TapflError(f"{self.path}: this folder was made with other {what}")
             record = before.model_copy(update=facts)
         record.save(self.path)
+        self._here.started()
         return record
 
     def finished(self, run: str, final: Final, journal: Mapping[str, Any]) -> None:

@@ -167,7 +167,7 @@ class Resident:
             folder = self.own.path / "state" / folder_name(run)
             store = self._stack.enter_context(self.here.store(folder))
             self._worker = Worker(self._plans[run], self.here.experiment.context, store,
-                                  self.here.evaluator, self.own.path)
+                                  self.here.evaluator, self.own.path, samples=self.here.samples)
             self._worker.check(self.here.kinds)
         return self._worker
 

@@ -107,8 +107,6 @@ class FinalHeader(_Header):
     rows: list[dict[str, Any]] = Field(max_length=MANY)
     events: list[dict[str, Any]] = Field(max_length=MANY)
     reports: list[ReportPart] = Field(max_length=MANY)
-    models: dict[Text, Text] | None
-    scores: dict[Text, Text]
     seconds: dict[Text, float]
 
 
@@ -172,13 +170,11 @@ def read_update(frame: Frame, member: Member, round_: int, initial: BlockState,
 
 
 def final_frame(final: Final, reports: Sequence[ReportPart]) -> bytes:
-    """Return a client's results."""
+    """Return a client's results; the files it keeps are its own affair."""
     rows = [{**row, "value": row["value"] if _finite(row["value"]) else None}
             for row in final.rows]
-    models = None if final.models is None else dict(final.models)
     header = FinalHeader(client=final.client, rows=rows, events=records(final.events),
-                         reports=list(reports), models=models, scores=dict(final.scores),
-                         seconds=dict(final.seconds))
+                         reports=list(reports), seconds=dict(final.seconds))
     return pack(header.model_dump())
 
 
@@ -187,8 +183,7 @@ def read_final(frame: Frame, member: Member, rounds: int) -> tuple[Final, list[R
     header = _checked(FinalHeader, frame[0])
     _same(header.client, member.id, "client")
     rows = [_row(values, member) for values in header.rows]
-    final = Final(member.id, rows, _events(header.events, member), header.models, header.scores,
-                  header.seconds)
+    final = Final(member.id, rows, _events(header.events, member), seconds=header.seconds)
     return final, _reports(header.reports, member, rounds)
 
 
