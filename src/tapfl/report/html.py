@@ -21,32 +21,40 @@ from tapfl.report.gather import Gathered, gather
 from tapfl.report.markup import Html, counted, join, tag, text
 
 FILE = "report.html"
+Section = tuple[str, str, Html]  # its id, heading and content
 SELF, NOTHING = "'self'", "'none'"  # as a content policy writes them
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, samples: bool = True) -> Path:
     """Write the report of a run, or of several seeds, and return where it is."""
-    page = render(gather(folders), samples)
-    path = out or folders[0] / FILE
+    return write_page(render(gather(folders), samples), out or folders[0] / FILE)
+
+
+def write_page(page: str, path: Path) -> Path:
+    """Write a page; return where it is."""
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
 
 
 def render(gathered: Gathered, samples: bool = True, watched: bool = False) -> str:
-    """Return the page; a ``watched`` one asks its server for news."""
+    """Return the page of runs; a ``watched`` one asks its server for news."""
+    name = gathered.paths[0].resolve().name
+    title = f"{name} and {len(gathered.paths) - 1} more" if len(gathered.paths) > 1 else name
+    return whole_page(title, _about(gathered), sections_of(gathered, samples), watched,
+                      "watched" if watched and not gathered.finished else "complete")
+
+
+def whole_page(title: str, about: Html, sections: Sequence[Section], watched: bool = False,
+               state: str = "complete") -> str:
+    """Return sections as one page."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = (f"default-src 'none'; style-src 'sha256-{_digest(style)}'; "
               f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'; "
               f"connect-src {SELF if watched else NOTHING}")
-    sections = _sections(gathered, samples)
-    name = gathered.paths[0].resolve().name
-    title = f"{name} and {len(gathered.paths) - 1} more" if len(gathered.paths) > 1 else name
     return Template(_asset("page.html")).substitute(
-        policy=policy, title=text(title), style=style, script=script,
-        about=_about(gathered), links=_links(sections),
-        sections=join(_section(*each) for each in sections),
-        state="watched" if watched and not gathered.finished else "complete",
+        policy=policy, title=text(title), style=style, script=script, about=about,
+        links=_links(sections), sections=join(_section(*each) for each in sections), state=state,
         version=text(__version__))
 
 
@@ -59,10 +67,7 @@ def _digest(content: str) -> str:
     return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
-Section = tuple[str, str, Html]  # its id, heading and content
-
-
-def _sections(gathered: Gathered, samples: bool) -> list[Section]:
+def sections_of(gathered: Gathered, samples: bool) -> list[Section]:
     """Return the parts of the page; what a person wants first is first."""
     found: list[Section] = []
     if gathered.finished:
