@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tapfl.experiments.page import Reproduction
 from tapfl.experiments.written import AxisChart, WrittenPart, axis_charts, round_curves
 from tapfl.report import figures
-from tapfl.report.paper import dataset_name, metric_name
+from tapfl.report.paper import dataset_name, method_name, metric_name
 from tapfl.report.plotting import TWO, Lines, line_panels, look, looks_of, panel_height, save, style
 
 
@@ -35,19 +36,21 @@ def _over_axis(folder: Path, name: str, chart: AxisChart) -> list[Path]:
                     chart.places) for p in chart.families]
     looks = looks_of(list(dict.fromkeys(n for panel in panels for n in panel.lines)))
     return save(folder, name,
-                lambda figure, width: line_panels(figure, width, panels, chart.axis, looks),
+                lambda figure, width: line_panels(figure, width, panels, chart.axis, looks,
+                                                  label=method_name),
                 panel_height(len(panels), 0.0), panel_height(len(panels), TWO))
 
 
-def _replacements(folder: Path, name: str, parts: list[WrittenPart]) -> list[Path]:
+def _replacements(folder: Path, name: str, parts: Sequence[WrittenPart]) -> list[Path]:
     panels = []
     for part in parts:
         rounds, curves = round_curves(part)
-        panels.append(Lines(part.title.rpartition(": ")[2], "replacements", {
+        method = part.title.rpartition(": ")[2]
+        panels.append(Lines(method_name(method), "replacements", {
             curve.name: [(0.0, 0.0), *zip(rounds, curve.values, strict=True)]
             for curve in curves}))
     tasks = sorted({task for panel in panels for task in panel.lines})
     looks = {task: look(place) for place, task in enumerate(tasks)}
     return save(folder, name, lambda figure, width: line_panels(figure, width, panels, "round",
-                                                                looks, steps=True),
+                                                                looks, True, dataset_name),
                 panel_height(len(panels), 0.0), panel_height(len(panels), TWO))

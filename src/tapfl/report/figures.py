@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tapfl.report.footprint import rows as footprint_rows
 from tapfl.report.gather import Gathered
 from tapfl.report.html_learning import block_map, curve_lines, loss_lines, replacement_lines
 from tapfl.report.html_results import DRAWN, short
+from tapfl.report.paper import dataset_name, method_name
 from tapfl.report.plotting import (
     COLOURS,
     HELPED,
@@ -52,7 +53,7 @@ def write_figures(gathered: Gathered, folder: Path) -> list[Path]:
 def _learning(gathered: Gathered, folder: Path) -> list[Path]:
     """How W and the personal models learned, task by task."""
     charts = curve_lines(gathered) or loss_lines(gathered)
-    found = [Lines(task, label, lines) for (task, label), lines in charts.items()]
+    found = [Lines(dataset_name(task), label, lines) for (task, label), lines in charts.items()]
     if not found:
         return []
     names = list(dict.fromkeys(name for panel in found for name in panel.lines))
@@ -60,24 +61,32 @@ def _learning(gathered: Gathered, folder: Path) -> list[Path]:
     methods = {name: name.rpartition(" of ")[2].replace("local training", "local")
                for name in names}
     known = looks_of(list(methods.values()))
-    return _line_figure(folder, "learning", found, {n: known[m] for n, m in methods.items()})
+
+    def label(name: str) -> str:
+        whose, of, method = name.rpartition(" of ")
+        return f"{whose}{of}{method_name(method)}"
+
+    return _line_figure(folder, "learning", found, {n: known[m] for n, m in methods.items()},
+                        label=label)
 
 
 def _replacements(gathered: Gathered, folder: Path) -> list[Path]:
     """Cumulative replacements by task, a panel for each method."""
     by_method = replacement_lines(gathered)
-    found = [Lines(method, "replacements", lines) for method, lines in by_method.items()]
+    found = [Lines(method_name(method), "replacements", lines)
+             for method, lines in by_method.items()]
     tasks = sorted({task for panel in found for task in panel.lines})
     return _line_figure(folder, "replacements", found,
-                        {task: look(place) for place, task in enumerate(tasks)}, steps=True)
+                        {task: look(place) for place, task in enumerate(tasks)}, steps=True,
+                        label=dataset_name)
 
 
 def _line_figure(folder: Path, name: str, found: Sequence[Lines], looks: dict[str, Look],
-                 steps: bool = False) -> list[Path]:
+                 steps: bool = False, label: Callable[[str], str] = str) -> list[Path]:
     if not found:
         return []
     return save(folder, name, lambda figure, width: line_panels(figure, width, found, "round",
-                                                                looks, steps),
+                                                                looks, steps, label),
                 panel_height(len(found), 0.0), panel_height(len(found), TWO))
 
 
@@ -110,8 +119,8 @@ def _pairs(outcomes: Sequence[ClientOutcome], methods: tuple[str, str]) -> Any:
         for name, values, filled in ((methods[1], [c.baseline for c in outcomes], False),
                                      (methods[0], [c.mean for c in outcomes], True)):
             color = looks[name].color
-            axes.scatter(values, rows, s=9, label=short_text(name, 30), zorder=2, linewidths=0.7,
-                         edgecolors=color, facecolors=color if filled else "white")
+            axes.scatter(values, rows, s=9, label=short_text(method_name(name), 30), zorder=2,
+                         linewidths=0.7, edgecolors=color, facecolors=color if filled else "white")
         axes.set_yticks(rows, [short_text(f"{c.client}, {c.task}", 30) for c in outcomes],
                         fontsize=5)
         axes.set_ylim(-0.8, len(outcomes) - 0.2)
@@ -133,22 +142,28 @@ def _map(gathered: Gathered, folder: Path) -> list[Path]:
     def draw(figure: Any, width: float) -> None:
         axes = figure.subplots()
         axes.grid(False)
-        image = axes.imshow(values, cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
+        image = axes.pcolormesh(values, cmap="Blues", vmin=0, edgecolors="white", linewidth=0.4)
+        axes.invert_yaxis()
         size = 5 if len(columns) <= MOST_COLUMNS or width > 5 else 3.5
-        axes.set_xticks(range(len(columns)), [short_text(c, 14) for c in columns], rotation=90,
+        axes.set_xticks(_middles(columns), [short_text(c, 14) for c in columns], rotation=90,
                         fontsize=size)
-        axes.set_yticks(range(len(rows)), [short_text(r, 34) for r in rows], fontsize=5)
+        axes.set_yticks(_middles(rows), [short_text(r, 34) for r in rows], fontsize=5)
         if len(columns) <= MOST_COLUMNS or width > 5:
             most = max(found.averaged.values(), default=0) or 1
             for (row, column), count in found.replaced.items():
                 if count >= 0.5:
                     dark = found.averaged[row, column] > 0.55 * most
-                    axes.text(columns.index(column), rows.index(row), f"{count:.0f}", fontsize=3.5,
-                              ha="center", va="center", color="white" if dark else "black")
+                    axes.text(columns.index(column) + 0.5, rows.index(row) + 0.5, f"{count:.0f}",
+                              fontsize=3.5, ha="center", va="center",
+                              color="white" if dark else "black")
         figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label="times averaged")
 
     height = 0.8 + MAP_SQUARE * len(rows)
     return save(folder, "map", draw, height, height)
+
+
+def _middles(names: Sequence[str]) -> list[float]:
+    return [place + 0.5 for place in range(len(names))]
 
 
 def _footprint(gathered: Gathered, folder: Path) -> list[Path]:
@@ -156,20 +171,23 @@ def _footprint(gathered: Gathered, folder: Path) -> list[Path]:
     if not gathered.footprints:
         return []
     first = gathered.footprints[0]
-    mean, sent = first.mean, list(first.traffic.values())
+    mean = first.mean
+    sent = [traffic for run, traffic in first.traffic.items() if run == gathered.federated]
     bars = [("parameters, millions", {"without TAP": mean["total"] / 1e6,
                                       "with TAP": mean["tap_total"] / 1e6}),
             ("MiB a round", {name: traffic.per_round(value) / MIB
-                             for traffic in sent[:1]
+                             for traffic in sent
                              for name, value in (("up", traffic.up), ("down", traffic.down))})]
 
     def draw(figure: Any, width: float) -> None:
-        for axes, (label, values) in zip(figure.subplots(1, 2, squeeze=False).flat, bars,
+        shown = [bar for bar in bars if bar[1]]
+        for axes, (label, values) in zip(figure.subplots(1, len(shown), squeeze=False).flat, shown,
                                          strict=True):
             drawn = axes.bar(list(values), list(values.values()), width=0.6, color=[
                 COLOURS[1], COLOURS[0]][:len(values)])
             axes.bar_label(drawn, fmt="%.3g", fontsize=6)
             axes.set_ylabel(label)
+            axes.margins(y=0.15)
             axes.grid(False)
 
     return save(folder, "footprint", draw, 1.5, 1.6)

@@ -118,8 +118,9 @@ class Lines:
 
 
 def line_panels(figure: Any, width: float, found: Sequence[Lines], x_label: str,
-                looks: Mapping[str, Look], steps: bool = False) -> None:
-    """Draw small panels of lines with one legend above them."""
+                looks: Mapping[str, Look], steps: bool = False,
+                label: Callable[[str], str] = str) -> None:
+    """Draw small panels of lines with one legend above them, under the paper's names."""
     rows, columns = panels(len(found), width)
     grid = figure.subplots(rows, columns, squeeze=False)
     shown: dict[str, Any] = {}
@@ -135,20 +136,20 @@ def line_panels(figure: Any, width: float, found: Sequence[Lines], x_label: str,
                                linestyle=looks[name].dashes, marker=mark,
                                drawstyle="steps-post" if steps else "default")
             shown.setdefault(name, drawn)
-        axes.set_title(_text(panel.title, 40))
-        axes.set_ylabel(_text(panel.y_label, 24))
+        axes.set_title(short_text(panel.title, 40))
+        axes.set_ylabel(short_text(panel.y_label, 24))
         if panel.ticks:
-            axes.set_xticks(range(len(panel.ticks)), [_text(t, 16) for t in panel.ticks],
-                            rotation=20 if max(map(len, panel.ticks)) > 6 else 0)
+            turned = max(map(len, panel.ticks)) > 6
+            axes.set_xticks(range(len(panel.ticks)), [short_text(t, 16) for t in panel.ticks],
+                            rotation=25 if turned else 0, ha="right" if turned else "center",
+                            rotation_mode="anchor")
         if place >= len(found) - columns:
             axes.set_xlabel(x_label)
-    figure.legend(shown.values(), [_text(name, 30) for name in shown], loc="outside upper center",
-                  ncols=min(len(shown), 3 if width < 5 else 6))
+    figure.legend(shown.values(), [short_text(label(name), 30) for name in shown],
+                  loc="outside upper center", ncols=min(len(shown), 3 if width < 5 else 6))
 
 
-def _text(value: str, limit: int) -> str:
+def short_text(value: str, limit: int) -> str:
+    """Return a name for a figure: one line, and not too long."""
     plain = one_line(value)
     return plain if len(plain) <= limit else f"{plain[:limit - 1]}…"
-
-
-short_text = _text
