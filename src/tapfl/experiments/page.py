@@ -22,6 +22,7 @@ from tapfl.experiments.index import (
 from tapfl.experiments.results import read_seed
 from tapfl.experiments.write import OURS, first_metrics, verdict_table
 from tapfl.experiments.written import (
+    NAMES,
     VERDICT,
     AxisChart,
     Panel,
@@ -303,12 +304,13 @@ def _plain(shown: str, place: int) -> Cell:
 def _verdict_rows(part: WrittenPart, caption: str) -> Html:
     """Return verdicts as words with their signs; a column sorts by its gains."""
     return table(f"{caption}. Above 0 the first method is better; verdicts rest on 95% intervals.",
-                 part.columns, [[cell if key in ("method", "against", "setting")
-                                 else _verdict_cell(cell) for key, cell in row.items()]
+                 part.columns, [[_verdict_cell(key, cell) for key, cell in row.items()]
                                 for row in part.rows])
 
 
-def _verdict_cell(cell: str) -> Cell:
+def _verdict_cell(key: str, cell: str) -> Cell:
+    if key in NAMES:
+        return Cell(cell, style="long" if key == "setting" else "")
     word, gain = VERDICT.search(cell), GAIN.search(cell)
     if word is None:
         return Cell(cell, math.nan)

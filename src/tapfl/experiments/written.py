@@ -18,6 +18,7 @@ from tapfl.report.sheets import OURS, PAPER, UNRANKED, Cell, Column, Line, Sheet
 
 Row = Mapping[str, str]
 TIDY = ("method", "source", "kind", "dataset", "metric", "mean", "deviation", "count", "rank")
+NAMES = ("method", "against", "setting")  # columns of a table of verdicts that hold none
 VERDICT = re.compile(r"better|worse|equivalent|not told apart")
 ROUND = re.compile(r"round (\d+)")
 
@@ -112,7 +113,7 @@ def verdict_counts(parts: Sequence[WrittenPart]) -> dict[tuple[str, str], Counte
             for row in part.rows:
                 counts = found.setdefault((row["method"], row["against"]), Counter())
                 counts.update(word[0] for key, cell in row.items()
-                              if key not in ("method", "against", "setting")
+                              if key not in NAMES
                               and (word := VERDICT.search(cell)))
     return found
 

@@ -97,7 +97,7 @@ def _section(id_: str, heading: str, content: Html) -> Html:
 
 
 def _links(sections: Sequence[Section]) -> Html:
-    return join(tag("li", tag("a", heading, href=f"#section-{id_}"))
+    return join(tag("li", tag("a", heading.partition(": ")[0], href=f"#section-{id_}"))
                 for id_, heading, _ in sections)
 
 

@@ -88,6 +88,8 @@ def save(folder: Path, name: str, draw: Callable[[Any, float], None], height: fl
     for ending, width, tall in (("", ONE, height), ("-wide", TWO, wide_height)):
         figure = Figure(figsize=(width, tall), layout="constrained")
         draw(figure, width)
+        figure.draw_without_rendering()  # lays it out; once is enough for both formats
+        figure.set_layout_engine("none")
         for kind, dates in (("pdf", {"CreationDate": None}), ("svg", {"Date": None})):
             path = folder / f"{name}{ending}.{kind}"
             with replacing(path) as temporary:
