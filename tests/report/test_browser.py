@@ -14,7 +14,7 @@ from tests.report.browser import CHROMIUM, Browser
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 
-# What tables show, as its reader sees it; what it sorts by stands in data-v.
+# What tables show, as their reader sees it; what a column sorts by stands in data-v.
 TABLES = """JSON.stringify(Array.from(document.querySelectorAll("main table"), (table) =>
   Array.from(table.rows, (row) => Array.from(row.cells, (cell) => cell.textContent.trim()))))"""
 SORTABLE = "main table:has([aria-sort])"
