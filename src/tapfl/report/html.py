@@ -17,7 +17,7 @@ from tapfl.engine.files import replacing
 from tapfl.report import html_learning as learning
 from tapfl.report import html_record as record
 from tapfl.report import html_results as results
-from tapfl.report.gather import Gathered, gather
+from tapfl.report.gather import Gathered, gather, seed_folders
 from tapfl.report.markup import Html, counted, join, tag, text
 
 FILE = "report.html"
@@ -39,10 +39,18 @@ def write_page(page: str, path: Path) -> Path:
 
 def render(gathered: Gathered, samples: bool = True, watched: bool = False) -> str:
     """Return the page of runs; a ``watched`` one asks its server for news."""
-    name = gathered.paths[0].resolve().name
-    title = f"{name} and {len(gathered.paths) - 1} more" if len(gathered.paths) > 1 else name
-    return whole_page(title, _about(gathered), sections_of(gathered, samples), watched,
+    return whole_page(_title(gathered), _about(gathered), sections_of(gathered, samples), watched,
                       "watched" if watched and not gathered.finished else "complete")
+
+
+def _title(gathered: Gathered) -> str:
+    """Return the run's name; seeds that stand together are called by their folder."""
+    first, *others = (path.resolve() for path in gathered.paths)
+    if not others:
+        return first.name
+    if all(path.parent == first.parent for path in others) and seed_folders(first.parent):
+        return first.parent.name
+    return f"{first.name} and {len(others)} more"
 
 
 def whole_page(title: str, about: Html, sections: Sequence[Section], watched: bool = False,
