@@ -14,7 +14,7 @@ from tapfl.report.gather import gather
 from tapfl.report.plotting import COLOURS, METHODS, Lines, line_panels, look, looks_of, save, style
 from tests.engine.test_resume import Stop
 from tests.experiment import tiny_experiment
-from tests.report.test_html import round_event, write_events
+from tests.report.test_html import edit_record, round_event, write_events
 from tests.report.test_verdict import write_run
 
 NAMES = ("learning", "replacements", "helped", "helped-mse", "map", "footprint")
@@ -111,12 +111,29 @@ def test_hostile_names_and_values_that_are_not_finite(tmp_path):
     assert "helped-mse" not in names  # nothing of it is finite
 
 
-def test_one_client_and_nothing_federated(tmp_path):
-    folder = write_run(tmp_path / "run")
+def test_one_client_and_no_events(tmp_path):
+    folder = write_run(tmp_path / "run", scores=False)
+    rows = read_results(folder / "results.csv")
+    write_results(folder / "results.csv", [row for row in rows if row["client"] == "news"])
     names = {path.name for path in figures.write_figures(gather([folder]), tmp_path / "figures")}
-    assert "helped.pdf" in names
-    assert "map.pdf" not in names  # there are no events to draw
-    assert "learning.pdf" not in names
+    assert {"helped.pdf", "results.tex"} <= names
+    assert not {"map.pdf", "learning.pdf", "replacements.pdf"} & names  # nothing to draw
+
+
+def test_a_thousand_clients(tmp_path, monkeypatch):
+    """Those who gained and lost most are drawn; clients of a kind share a column of the map."""
+    folder = write_run(tmp_path / "run", scores=False, federation={"groups": 250})
+    rows = read_results(folder / "results.csv")
+    write_results(folder / "results.csv", [row | {"client": f"g{group}-{row['client']}"}
+                                           for group in range(250) for row in rows])
+    edit_record(folder, lambda record: record.update(clients=1000))
+    write_events(folder, round_event(contributors={"decoder/agnews": ["g7-news", "g9-news"]}))
+    sizes = {}
+    monkeypatch.setattr(figures, "save", lambda folder, name, draw, height, wide: sizes.update(
+        {name: height}) or [])
+    figures.write_figures(gather([folder]), tmp_path / "figures")
+    assert {"helped", "map"} <= set(sizes)
+    assert max(sizes.values()) < 9  # inches: it fits on a page
 
 
 def test_a_run_under_way_has_no_figures(tmp_path, capsys):
