@@ -255,3 +255,30 @@ def test_validate_refuses_what_a_run_would_refuse(tmp_path, capsys):
     assert main(["validate", str(tmp_path / "c.yaml"), "--set",
                  "foundation.weights=/no/such/file.safetensors"]) == 2
     assert "file.safetensors" in capsys.readouterr().err
+
+
+def test_a_run_ends_with_its_report(tmp_path, capsys, monkeypatch):
+    """Whatever goes wrong with the report, the run is complete."""
+    config = tiny_experiment(tmp_path, methods=["fedavg"], train={"rounds": 1, "local_steps": 1})
+    path = tmp_path / "tiny.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+
+    def run(name, *more):
+        assert main(["run", str(path), "--device", "cpu", "--out", str(tmp_path / name),
+                     *more]) == 0
+        return capsys.readouterr()
+
+    out = run("one").out
+    assert out.splitlines()[-1] == f"report: {tmp_path / 'one' / 'report.html'}"
+    assert "section-results" in (tmp_path / "one" / "report.html").read_text()
+    assert "report" not in run("two", "--no-report").out
+    assert not (tmp_path / "two" / "report.html").exists()
+
+    def fail(*arguments):
+        raise ZeroDivisionError("a\nfault")
+
+    monkeypatch.setattr("tapfl.report.html.render", fail)
+    captured = run("three")
+    assert "results:" in captured.out
+    assert captured.err.splitlines()[-1] == (
+        "tapfl: no report was written (ZeroDivisionError: a fault)")

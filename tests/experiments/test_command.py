@@ -239,14 +239,26 @@ def test_run_for_several_seeds(tmp_path, monkeypatch, capsys):
     out, err = capsys.readouterr()
     assert re.search(r"^│ fedavg\+post +│", out, re.M)
     assert "runs: three/seed41   three/seed42" in out
+    assert "report: three/report.html" in out
     assert len(err.splitlines()) == 2
     assert main(words) == 2
     assert "seed41 already holds a run: continue it with --resume" in capsys.readouterr().err
+    report = tmp_path / "three" / "report.html"
+    assert "seeds 41, 42<" in report.read_text()
     before = contents(tmp_path / "three")
     more = [word.replace("41,42", "41,42,43") for word in words]
     assert main([*more, "--resume"]) == 0
     assert runs.made == ["seed41", "seed42", "seed43"]
+    del before[report]  # it is of all seeds
     assert all(contents(tmp_path / "three")[path] == found for path, found in before.items())
+    assert "seeds 41, 42, 43<" in report.read_text()
+    # The folder stands for its seeds.
+    report.unlink()
+    assert main(["report", "three"]) == 0
+    named = tmp_path / "named.html"
+    folders = [f"three/seed{seed}" for seed in (41, 42, 43)]
+    assert main(["report", *folders, "--out", str(named)]) == 0
+    assert report.read_bytes() == named.read_bytes()
     capsys.readouterr()
     assert main([*words, "--set", "train.rounds=3", "--resume"]) == 2  # seeds of one configuration
     assert "seed41: this run was started with another 'train'" in capsys.readouterr().err

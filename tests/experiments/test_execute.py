@@ -141,7 +141,7 @@ def test_a_place_that_cannot_be_written(tmp_path, scripts):
 def test_the_command_of_a_run(tmp_path):
     each = job(tmp_path, "a")
     new = [sys.executable, "-m", "tapfl", "run", str(each.file)]
-    where = ["--out", str(each.folder), "--device"]
+    where = ["--no-report", "--out", str(each.folder), "--device"]
     assert module._command(Place("cpu", 3), each) == [*new, "--threads", "3", *where, "cpu"]
     assert module._command(Place("cuda:1"), each) == [*new, *where, "cuda"]
     each.config = each.config.model_copy(update={"threads": 1})  # as the configuration says

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,74 @@ def add_report(verbs: Verbs) -> None:
         verbs, "report", _report, "write a report to look at, as one HTML file",
         "Write a report as one HTML file that needs no network: the verdict and the main table,\n"
         "who was helped and who was hurt, how models learned, replacements, a map of the\n"
-        "federation, costs and configuration. Several runs are several seeds of one configuration.",
+        "federation, costs and configuration. Several runs are seeds of one configuration; the\n"
+        "folder of 'tapfl run --seeds' stands for all its seeds. The folder of 'tapfl reproduce'\n"
+        "gives a page of all its experiments: answers, tables and charts.",
         ["tapfl report runs/quickstart --open",
-         "tapfl report runs/three/seed41 runs/three/seed42 --out three.html"])
-    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+         "tapfl report runs/three/seed41 runs/three/seed42 --out three.html",
+         "tapfl report reproduction/mini-small",
+         "tapfl report runs/three --figures paper/figures"])
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                      help="the folder of a run, of several seeds, or of a reproduction")
     verb.add_argument("--out", type=Path, metavar="FILE",
-                      help="where to write (report.html in the first run's folder)")
+                      help="where to write (report.html in the first folder)")
     verb.add_argument("--open", action="store_true", help="show it in the browser")
     verb.add_argument("--no-samples", action="store_true",
                       help="leave the samples out, for a report that is passed on")
+    verb.add_argument("--figures", type=Path, metavar="DIR",
+                      help="write figures for a paper as well, as PDF and SVG, with LaTeX tables "
+                           "beside them (needs matplotlib: pip install tapfl[figures])")
 
 
 def _report(options: argparse.Namespace) -> None:
-    from tapfl.report.html import write_report
+    from tapfl.experiments.index import is_reproduction
+    from tapfl.report.html import FILE, write_page
 
-    path = write_report(options.runs, options.out, samples=not options.no_samples)
+    folder, figures = options.runs[0], options.figures
+    page, draw = ((_reproduction_page if is_reproduction(folder) else _runs_page)(options))
+    drawn = draw(figures) if figures else []
+    path = write_page(page, options.out or folder / FILE)
     print(f"report: {path}")
+    if figures:
+        print(f"figures: {len(drawn)} files in {figures}")
     if options.open:
         import webbrowser
 
         webbrowser.open(path.resolve().as_uri())
+
+
+Drawing = Callable[[Path], Sequence[Path]]
+
+
+def _runs_page(options: argparse.Namespace) -> tuple[str, Drawing]:
+    """Return the page of a run or of several seeds, and what draws its figures."""
+    from tapfl.report.gather import gather, seed_folders
+    from tapfl.report.html import render
+
+    gathered = gather([run for folder in options.runs for run in seed_folders(folder) or [folder]])
+
+    def draw(folder: Path) -> Sequence[Path]:
+        from tapfl.report.figures import write_figures
+
+        return write_figures(gathered, folder)
+
+    return render(gathered, not options.no_samples), draw
+
+
+def _reproduction_page(options: argparse.Namespace) -> tuple[str, Drawing]:
+    """Return the page of a reproduction, and what draws its figures."""
+    from tapfl.experiments.page import read_reproduction, render
+
+    if len(options.runs) > 1:
+        raise TapflError(f"{options.runs[0]}: a reproduction; expected no other folder beside it")
+    found = read_reproduction(options.runs[0])
+
+    def draw(folder: Path) -> Sequence[Path]:
+        from tapfl.experiments.figures import write_figures
+
+        return write_figures(found, folder)
+
+    return render(found, not options.no_samples), draw
 
 
 def add_watch(verbs: Verbs) -> None:

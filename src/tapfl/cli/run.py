@@ -9,7 +9,7 @@ from typing import Any
 
 from tapfl.cli.verbs import Verbs, add_config, add_verb, beside
 from tapfl.errors import TapflError
-from tapfl.experiments.command import add_places, run_seeds
+from tapfl.experiments.command import add_places, run_seeds, write_and_say
 
 
 def add_run(verbs: Verbs) -> None:
@@ -48,6 +48,8 @@ def add_run(verbs: Verbs) -> None:
     verb.add_argument("--quiet", action="store_true", help="print the table at the end, no more")
     verb.add_argument("--tensorboard", action="store_true",
                       help="write TensorBoard scalars to DIR/tensorboard")
+    verb.add_argument("--no-report", action="store_true",
+                      help="do not write DIR/report.html in the end")
 
 
 def _run(options: argparse.Namespace) -> None:
@@ -90,6 +92,8 @@ def _run(options: argparse.Namespace) -> None:
     print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
           f"record: {out / 'run.json'}"
           + (f"   models: {out / 'models'}" if record.config.checkpoint.models else ""))
+    if not options.no_report:
+        write_and_say([out], out / "report.html")
 
 
 def _run_config(options: argparse.Namespace) -> Any:

@@ -22,7 +22,9 @@ Values = Mapping[str, Any]
 class Part:
     """Methods to compare under one setting: ``changes`` are laid over the model's configuration.
 
-    ``paper`` ends the name of the paper's figures, where these are not the experiment's.
+    ``paper`` ends the name of the paper's figures, where these are not the experiment's. ``at`` is
+    the part's place on the experiment's axis; parts of the same ``chart`` are drawn together. Where
+    methods have places of their own, ``places`` says which.
     """
 
     title: str
@@ -31,13 +33,18 @@ class Part:
     variants: Values = field(default_factory=dict)
     leads: tuple[tuple[str, str], ...] = ()  # pairs: by how much is the first better?
     paper: str | None = None
+    at: str = ""
+    chart: str = ""
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A question, and the parts of its answer. ``paper`` ends the name of the paper's figures.
 
-    ``layout`` says what is written: a ``table`` of each part, or something of its own.
+    ``layout`` says what is written: a ``table`` of each part, or something of its own. ``axis``
+    names what the parts differ in, where that can be drawn; parts of the experiment ``beside``
+    stand on the same axis.
     """
 
     name: str
@@ -45,6 +52,8 @@ class Experiment:
     parts: tuple[Part, ...]
     paper: str | None = None
     layout: str = "table"
+    axis: str = ""
+    beside: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ HELD_OUT_RULES = {"tap-validation": {"of": "tap", "tap": {"criterion": "validati
                   "tap-mix": {"of": "tap-soft", "tap": {"end": "mix"}}}
 HOLDOUT: Values = {"federation": {"holdout": 0.1}}
 GIVEN_BACK: Values = {"federation": {"holdout": 0.1}, "post": {"use_holdout": True}}
+CLIENTS = "{clients}"  # the place of a part on an axis of clients: how many its runs have
 SKEWS = {"no label skew": None, "Dirichlet 1.0": 1.0, "Dirichlet 0.3": 0.3}
 
 
@@ -120,7 +130,7 @@ def _skewed(alpha: float | None, more: Values | None = None) -> Values:
 
 def _main(model: Model, small: bool) -> Experiment:
     return Experiment("main", "Which method is best?",
-                      (Part("All methods", PAPER_ROWS + MORE_ROWS),), paper="")
+                      (Part("All methods", PAPER_ROWS + MORE_ROWS, at=CLIENTS),), paper="")
 
 
 def _kd(model: Model, small: bool) -> Experiment:
@@ -132,7 +142,9 @@ def _kd(model: Model, small: bool) -> Experiment:
 def _margin(model: Model, small: bool) -> Experiment:
     return Experiment("margins", "How much do TAP's margins matter?", (
         Part("Margins in hundredths: of image generation and text classification, of the others",
-             ("tap", *MARGINS), variants=MARGINS),), paper="-margins")
+             ("tap", *MARGINS), variants=MARGINS, places={"tap": "usual", **{
+                 name: name.removeprefix("tap-margins-").replace("-", " / ")
+                 for name in MARGINS}}),), paper="-margins", axis="margins in hundredths")
 
 
 def _2p(model: Model, small: bool) -> Experiment:
@@ -145,8 +157,10 @@ def _standard(model: Model, small: bool) -> Experiment:
     rows = ("fedavg", "fedavg+post", "perfedavg", "perfedavg+post", "feddat", "feddat+post", "tap",
             "tap-soft")
     return Experiment("standard", "What does the routed backbone bring?", (
-        Part("A standard transformer as backbone", rows, {"backbone": {"kind": "standard"}}),
-        Part("The routed backbone", rows, paper="")), paper="-standard")
+        Part("A standard transformer as backbone", rows, {"backbone": {"kind": "standard"}},
+             at="standard"),
+        Part("The routed backbone", rows, paper="", at="routed")), paper="-standard",
+        axis="backbone")
 
 
 def _deep(model: Model, small: bool) -> Experiment:
@@ -161,7 +175,8 @@ def _clients100(model: Model, small: bool) -> Experiment:
                                                "train": {"cohort": 5}}
     title = "More clients" if small else "100 clients, five in a round"
     return Experiment("clients100", "Do the results hold with many clients?",
-                      (Part(title, FAMILY, changes),), paper="-100")
+                      (Part(title, FAMILY, changes, at=CLIENTS),), paper="-100", axis="clients",
+                      beside="main")
 
 
 def _validation(model: Model, small: bool) -> Experiment:
@@ -192,25 +207,27 @@ def _criteria(model: Model, small: bool) -> Experiment:
     for title, alpha in SKEWS.items():
         parts += [Part(f"Nothing held out, {title}",
                        (*FAMILY, "tap-nokd", "ditto", "apfl", *RULES),
-                       _skewed(alpha), RULES),
+                       _skewed(alpha), RULES, at=title, chart="Nothing held out"),
                   Part(f"10% held out and given back in the end, {title}",
-                       (*FAMILY, *HELD_OUT_RULES), _skewed(alpha, GIVEN_BACK), HELD_OUT_RULES)]
+                       (*FAMILY, *HELD_OUT_RULES), _skewed(alpha, GIVEN_BACK), HELD_OUT_RULES,
+                       at=title, chart="10% held out and given back in the end")]
     return Experiment("criteria", "When should X take W in, and how much of it?", tuple(parts),
-                      layout="verdicts")
+                      layout="verdicts", axis="label skew")
 
 
 def _skew(model: Model, small: bool) -> Experiment:
     return Experiment("skew", "What if clients' labels differ?", tuple(
-        Part(title, ("local", *FAMILY, "ditto", "apfl"), _skewed(alpha))
-        for title, alpha in SKEWS.items()))
+        Part(title, ("local", *FAMILY, "ditto", "apfl"), _skewed(alpha), at=title)
+        for title, alpha in SKEWS.items()), axis="label skew")
 
 
 def _data(model: Model, small: bool) -> Experiment:
     sizes = model.sizes[1:4] if small else model.sizes
     return Experiment("data", "How much data makes which method best?", tuple(
         Part(f"{'All' if size is None else format(size, ',')} training samples a data set",
-             ("local", *FAMILY), {"data": {"train": size}}, leads=LEADS)
-        for size in sizes), layout="leads")
+             ("local", *FAMILY), {"data": {"train": size}}, leads=LEADS,
+             at="all" if size is None else format(size, ","))
+        for size in sizes), layout="leads", axis="training samples of a data set")
 
 
 def _faults(model: Model, small: bool) -> Experiment:

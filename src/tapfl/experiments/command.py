@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfl.errors import TapflError
+from tapfl.errors import TapflError, one_line
 
 Verbs = Any  # argparse's collection of subparsers
 SEEDS = "41,42,43,44"
@@ -82,6 +82,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     import os
 
     from tapfl.experiments.catalogue import MODELS, find_experiments
+    from tapfl.experiments.index import write_index
     from tapfl.experiments.plan import make_plan
     from tapfl.experiments.write import write_experiment
 
@@ -103,6 +104,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     print(_described(plan, chosen, len(seeds), len(where)), flush=True)
     if options.dry_run:
         return
+    write_index(out, plan, chosen, options.model, options.scale)
     failed = []
     if plan.missing:
         from tapfl.experiments.execute import Job
@@ -110,6 +112,7 @@ def _reproduce(options: argparse.Namespace) -> None:
         failed = _execute([Job(run.folder, run.config, run.resumes) for run in plan.missing],
                           where)
         plan = planned()
+        write_index(out, plan, chosen, options.model, options.scale)
     for number, experiment in enumerate(chosen):
         if plan.has(number):
             print(f"{experiment.name}: " + "   ".join(str(path) for path in write_experiment(
@@ -260,3 +263,18 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
     rows = [row for folder in folders for row in read_results(folder / "results.csv")]
     show(rows, config.methods)
     print(f"runs: {'   '.join(str(folder) for folder in folders)}")
+    if not options.no_report:
+        write_and_say(folders, out / "report.html")
+
+
+def write_and_say(folders: Sequence[Path], path: Path) -> None:
+    """Write the report of finished runs; whatever goes wrong, the runs are complete."""
+    from tapfl.report.html import write_report
+
+    try:
+        write_report(folders, path)
+    except Exception as error:
+        print(f"tapfl: no report was written ({type(error).__name__}: {one_line(str(error))})",
+              file=sys.stderr)
+    else:
+        print(f"report: {path}")

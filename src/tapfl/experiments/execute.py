@@ -187,7 +187,9 @@ def _command(place: Place, job: Job) -> list[str]:
         command += ["--resume"]
     elif place.threads and not job.config.threads:
         command += ["--threads", str(place.threads)]
-    command += ["--out", str(job.folder), "--device", place.device.partition(":")[0]]
+    # One report is written of all of them.
+    command += ["--no-report", "--out", str(job.folder), "--device",
+                place.device.partition(":")[0]]
     return command + (["--modules", str(job.modules)] if job.modules else [])
 
 

@@ -47,12 +47,17 @@ class SeedOfPart(Run):
 
 def seeds_of(plan: Plan, experiment: int, part: int) -> list[SeedOfPart]:
     """Return a part's results, seed by seed, under the part's names of its methods."""
-    return [_seed(plan, models) for (e, p, _), models in plan.needed.items()
+    return [read_seed(sources_of(plan, models)) for (e, p, _), models in plan.needed.items()
             if (e, p) == (experiment, part)]
 
 
-def _seed(plan: Plan, models: Sequence[Needed]) -> SeedOfPart:
-    sources = {model.spec.name: plan.there[model.key] for model in models}
+def sources_of(plan: Plan, models: Sequence[Needed]) -> dict[str, Source]:
+    """Return which run has which method of a part, as far as they are there."""
+    return {model.spec.name: plan.there[model.key] for model in models if model.key in plan.there}
+
+
+def read_seed(sources: dict[str, Source]) -> SeedOfPart:
+    """Read a part's results for one seed from the runs that have its methods."""
     rows: list[dict[str, Any]] = []
     for method, (folder, name) in sources.items():
         rows += [{**row, "method": method} for row in read_results(folder / "results.csv")

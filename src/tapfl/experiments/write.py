@@ -118,9 +118,9 @@ def _verdicts(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> l
     """The table, then for each rule whether it is better than FedAvg + 2P."""
     against = "fedavg+post2"
     others = [method for method in part.methods if method not in (against, "fedavg")]
-    found = [c for method in others for c in _first(compare(seeds, method, [against]))]
+    found = [c for method in others for c in first_metrics(compare(seeds, method, [against]))]
     return [*_table(part, seeds, setting),
-            _section(f"{part.title}: against FedAvg + 2P", _verdict_table(found))]
+            _section(f"{part.title}: against FedAvg + 2P", verdict_table(found))]
 
 
 def _significance(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
@@ -129,8 +129,8 @@ def _significance(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) 
                          "the paper", _welch_shares(part, seeds))]
     for method in OURS:
         others = [other for other in part.methods if other != method]
-        found = _first(compare(seeds, method, others))
-        sections.append(_section(f"{method} against each method: verdicts", _verdict_table(found)))
+        found = first_metrics(compare(seeds, method, others))
+        sections.append(_section(f"{method} against each method: verdicts", verdict_table(found)))
     return sections
 
 
@@ -156,7 +156,7 @@ def _welch_shares(part: Part, seeds: Sequence[SeedOfPart]) -> Table:
     return table
 
 
-def _first(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def first_metrics(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons by the metric that speaks for each data set."""
     def place(metric: str) -> int:
         kind = metric_kind(metric)
@@ -168,7 +168,7 @@ def _first(comparisons: Sequence[Comparison]) -> list[Comparison]:
     return [c for c in own if place(c.metric) == best[c.against, c.dataset]]
 
 
-def _verdict_table(found: Sequence[Comparison]) -> Table:
+def verdict_table(found: Sequence[Comparison]) -> Table:
     """Return a row for each pair of methods, a column for each data set."""
     table: dict[tuple[str, str], dict[str, str]] = {}
     for c in found:
@@ -187,7 +187,7 @@ def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
         seeds = seeds_of(plan, number, index)
         for method, against in part.leads:
             row = {"setting": part.title, "method": method, "against": against}
-            for c in _first(compare(seeds, method, [against])):
+            for c in first_metrics(compare(seeds, method, [against])):
                 digits = 3 if metric_kind(c.metric) == "mse" else 1
                 row[c.dataset] = f"{c.gain.mean:+.{digits}f} ({c.verdict})"
             table.append(row)

@@ -64,6 +64,13 @@ class Gathered:
             (name for name in self.timeline.rounds if name != LOCAL), None)
 
 
+def seed_folders(folder: Path) -> list[Path]:
+    """Return the runs below a folder that `tapfl run --seeds` has written, in order of seeds."""
+    found = [path for path in folder.glob("seed*") if path.name[4:].isdecimal()
+             and (path / FILE).is_file()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
+
+
 def gather(folders: Sequence[Path]) -> Gathered:
     """Read finished runs that are seeds of one configuration, or one run that is under way."""
     if not folders:

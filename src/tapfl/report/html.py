@@ -19,37 +19,54 @@ from tapfl.report import html_learning as learning
 from tapfl.report import html_record as record
 from tapfl.report import html_results as results
 from tapfl.report import html_samples
-from tapfl.report.gather import Gathered, gather
+from tapfl.report.gather import Gathered, gather, seed_folders
 from tapfl.report.markup import Html, counted, join, tag, text
 
 FILE = "report.html"
+SAMPLES = "samples"  # the section that has pictures
+Section = tuple[str, str, Html]  # its id, heading and content
 SELF, NOTHING = "'self'", "'none'"  # as a content policy writes them
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None, samples: bool = True) -> Path:
     """Write the report of a run, or of several seeds, and return where it is."""
-    page = render(gather(folders), samples)
-    path = out or folders[0] / FILE
+    return write_page(render(gather(folders), samples), out or folders[0] / FILE)
+
+
+def write_page(page: str, path: Path) -> Path:
+    """Write a page; return where it is."""
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")
     return path
 
 
 def render(gathered: Gathered, samples: bool = True, watched: bool = False) -> str:
-    """Return the page; a ``watched`` one asks its server for news."""
+    """Return the page of runs; a ``watched`` one asks its server for news."""
+    return whole_page(_title(gathered), _about(gathered), sections_of(gathered, samples), watched,
+                      "watched" if watched and not gathered.finished else "complete")
+
+
+def _title(gathered: Gathered) -> str:
+    """Return the run's name; seeds that stand together are called by their folder."""
+    first, *others = (path.resolve() for path in gathered.paths)
+    if not others:
+        return first.name
+    if all(path.parent == first.parent for path in others) and seed_folders(first.parent):
+        return first.parent.name
+    return f"{first.name} and {len(others)} more"
+
+
+def whole_page(title: str, about: Html, sections: Sequence[Section], watched: bool = False,
+               state: str = "complete") -> str:
+    """Return sections as one page."""
     style, script = _asset("page.css"), _asset("page.js")
     policy = (f"default-src 'none'; style-src 'sha256-{_digest(style)}'; "
               f"script-src 'sha256-{_digest(script)}'; base-uri 'none'; form-action 'none'; "
               f"connect-src {SELF if watched else NOTHING}; "
-              f"img-src {'data:' if samples else NOTHING}")
-    sections = _sections(gathered, samples)
-    name = gathered.paths[0].resolve().name
-    title = f"{name} and {len(gathered.paths) - 1} more" if len(gathered.paths) > 1 else name
+              f"img-src {'data:' if SAMPLES in {id_ for id_, *_ in sections} else NOTHING}")
     return Template(_asset("page.html")).substitute(
-        policy=policy, title=text(title), style=style, script=script,
-        about=_about(gathered), links=_links(sections),
-        sections=join(_section(*each) for each in sections),
-        state="watched" if watched and not gathered.finished else "complete",
+        policy=policy, title=text(title), style=style, script=script, about=about,
+        links=_links(sections), sections=join(_section(*each) for each in sections), state=state,
         version=text(__version__))
 
 
@@ -62,10 +79,7 @@ def _digest(content: str) -> str:
     return base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
 
 
-Section = tuple[str, str, Html]  # its id, heading and content
-
-
-def _sections(gathered: Gathered, samples: bool) -> list[Section]:
+def sections_of(gathered: Gathered, samples: bool) -> list[Section]:
     """Return the parts of the page; what a person wants first is first."""
     found: list[Section] = []
     if gathered.finished:
@@ -81,7 +95,7 @@ def _sections(gathered: Gathered, samples: bool) -> list[Section]:
               ("map", "Map of the federation", join([learning.federation_map(gathered),
                                                      learning.blocks(gathered)]))]
     if samples:
-        found.append(("samples", "Samples", html_samples.samples(gathered)))
+        found.append((SAMPLES, "Samples", html_samples.samples(gathered)))
     return [*found, ("cost", "Footprint, time and memory", record.costs(gathered)),
             ("warnings", "Warnings", record.warnings(gathered)),
             ("versions", "Versions and data", record.versions(gathered)),
@@ -94,7 +108,7 @@ def _section(id_: str, heading: str, content: Html) -> Html:
 
 
 def _links(sections: Sequence[Section]) -> Html:
-    return join(tag("li", tag("a", heading, href=f"#section-{id_}"))
+    return join(tag("li", tag("a", heading.partition(": ")[0], href=f"#section-{id_}"))
                 for id_, heading, _ in sections)
 
 

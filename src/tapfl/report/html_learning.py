@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tapfl.data.federation import parse_id
 from tapfl.evaluation.metrics import METRIC_ORDER, metric_kind
@@ -25,11 +26,11 @@ def learning(gathered: Gathered) -> Html:
     """Return how W and the personal models learned, task by task."""
     timeline = gathered.timeline
     if timeline.curves:
-        charts = _curves(gathered)
+        charts = curve_lines(gathered)
         note = ("W and X on a fixed sample of the clients' test data, means over the round's "
                 "clients{}.")
     else:
-        charts = _losses(gathered)
+        charts = loss_lines(gathered)
         note = ("Training losses, means over the round's clients{}. The run kept no curves of "
                 "metrics; evaluation.every in the configuration makes them.")
     if not charts:
@@ -42,7 +43,7 @@ def learning(gathered: Gathered) -> Html:
     return join([tag("p", note.format(seeds)), legend(looks), tag("div", *drawn, class_="figures")])
 
 
-def _curves(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
+def curve_lines(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
     """Return the curves of every task, in the metric that speaks for it."""
     order = {kind: place for place, kind in enumerate(METRIC_ORDER)}
     metrics: dict[str, str] = {}
@@ -56,7 +57,8 @@ def _curves(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
     return dict(sorted(found.items()))
 
 
-def _losses(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
+def loss_lines(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
+    """Return the training losses of every task."""
     found: dict[tuple[str, str], dict[str, Line]] = {}
     for kept in (gathered.timeline.losses, gathered.timeline.personal):
         for (method, task), values in kept.items():
@@ -80,9 +82,7 @@ def replacements(gathered: Gathered) -> Html:
     if not timeline.replacements:
         return tag("p", "No blocks were replaced." if gathered.finished else "None so far.",
                    class_="empty")
-    by_method: dict[str, dict[str, Line]] = {}
-    for (method, task), counts in sorted(timeline.replacements.items()):
-        by_method.setdefault(method, {})[task] = cumulative(counts, timeline.last_round(), seeds)
+    by_method = replacement_lines(gathered)
     looks = _looks(task for lines in by_method.values() for task in lines)
     last = timeline.last_round() + 1
     drawn = [_lines(f"replaced-{place}", method, "cumulative replacements", lines, looks, last,
@@ -93,6 +93,15 @@ def replacements(gathered: Gathered) -> Html:
         tag("p", "How often clients took W's blocks of a task for their X, up to each round"
                  f"{each}. The first one of each client and task counts."),
         legend(looks), tag("div", *drawn, class_="figures")])
+
+
+def replacement_lines(gathered: Gathered) -> dict[str, dict[str, Line]]:
+    """Return the cumulative replacements of every method, task by task."""
+    timeline, seeds = gathered.timeline, len(gathered.records)
+    found: dict[str, dict[str, Line]] = {}
+    for (method, task), counts in sorted(timeline.replacements.items()):
+        found.setdefault(method, {})[task] = cumulative(counts, timeline.last_round(), seeds)
+    return found
 
 
 def _lines(id_: str, title: str, what: str, lines: Mapping[str, Line], looks: Mapping[str, int],
@@ -124,17 +133,43 @@ def _value(value: float | None) -> Cell:
 # The map
 
 
+Counts = dict[tuple[str, str], float]  # by block and column of the map
+
+
+@dataclass(frozen=True)
+class BlockMap:
+    """How often clients' blocks were averaged and replaced; ``together``: clients share columns."""
+
+    columns: list[str]
+    averaged: Counts
+    replaced: Counts
+    together: bool
+
+    @property
+    def rows(self) -> list[str]:
+        """All blocks that somebody owns."""
+        return sorted({block for block, _ in self.averaged})
+
+
 def federation_map(gathered: Gathered) -> Html:
     """Return clients by blocks: who owns what, how often it was averaged and replaced."""
-    run, seeds = gathered.federated, len(gathered.records)
-    owned = owned_blocks(gathered.record)
-    if run is None:
+    found = block_map(gathered)
+    if found is None:
         return tag("p", "Nothing was federated: there is no map to draw." if gathered.finished
                    else "Nothing was averaged so far.", class_="empty")
+    return _draw_map(gathered, found.rows, found.columns, found.averaged, found.replaced,
+                     found.together)
+
+
+def block_map(gathered: Gathered) -> BlockMap | None:
+    """Count what happened to the blocks of the federated run, if there was one."""
+    run, seeds = gathered.federated, len(gathered.records)
+    if run is None:
+        return None
+    owned = owned_blocks(gathered.record)
     groups = gathered.record.config.federation.groups
     together = len(owned) > MOST_CLIENTS
     column_of = {client: parse_id(client, groups)[1] if together else client for client in owned}
-    columns = list(dict.fromkeys(column_of.values()))
     personal = gathered.record.models.get("personal") or ""
     averaged: dict[tuple[str, str], int] = {}
     replaced: dict[tuple[str, str], int] = {}
@@ -144,12 +179,11 @@ def federation_map(gathered: Gathered) -> Html:
             averaged[key] = averaged.get(key, 0) + gathered.timeline.averaged[run, block, client]
             replaced[key] = (replaced.get(key, 0)
                              + gathered.timeline.replaced_blocks[personal, block, client])
-    rows = sorted({block for block, _ in averaged})
-    return _draw_map(gathered, rows, columns, _means(averaged, seeds), _means(replaced, seeds),
-                     together)
+    return BlockMap(list(dict.fromkeys(column_of.values())), _means(averaged, seeds),
+                    _means(replaced, seeds), together)
 
 
-def _means(counts: Mapping[tuple[str, str], int], seeds: int) -> dict[tuple[str, str], float]:
+def _means(counts: Mapping[tuple[str, str], int], seeds: int) -> Counts:
     return {key: count / seeds for key, count in counts.items()}
 
 

@@ -11,7 +11,7 @@ from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, PERCENT, metric_k
 from tapfl.report.gather import Gathered, holding, methods_of
 from tapfl.report.label_mix import label_mix
 from tapfl.report.markup import Cell, Html, counted, folded, join, number, table, tag
-from tapfl.report.sheets import Column, Line, build
+from tapfl.report.sheets import Column, Line, Sheet, build
 from tapfl.report.svg import Gain, gain_chart
 from tapfl.report.verdict import ClientOutcome, Comparison
 
@@ -77,9 +77,14 @@ def _sheet(gathered: Gathered, rows: Sequence[dict[str, object]], title: str) ->
     sheet = build(rows, methods_of(gathered), averages=True, kinds=kinds)
     caption = (f"{title}: mean ± deviation over clients and {counted(len(gathered.runs), 'seed')}. "
                "Best in bold, second best underlined; ↑ larger is better, ↓ smaller is better.")
+    return sheet_table(sheet, caption, [_method(gathered, line) for line in sheet.lines])
+
+
+def sheet_table(sheet: Sheet, caption: str, names: Sequence[Cell]) -> Html:
+    """Return a table of results: a line for each method, under these names."""
     return table(caption, ["method", *map(_heading, sheet.columns)],
-                 [[_method(gathered, line), *(_result(line, column) for column in sheet.columns)]
-                  for line in sheet.lines])
+                 [[name, *(_result(line, column) for column in sheet.columns)]
+                  for name, line in zip(names, sheet.lines, strict=True)])
 
 
 def _heading(column: Column) -> str:

@@ -71,10 +71,12 @@ def _bounds(values: Sequence[float]) -> tuple[float, float]:
 
 def line_chart(id_: str, title: str, description: str, series: Sequence[Series], x_label: str,
                y_label: str, steps: bool = False,
-               x_range: tuple[float, float] | None = None) -> Html:
+               x_range: tuple[float, float] | None = None,
+               x_names: Sequence[str] = ()) -> Html:
     """Return lines over a common axis; points that are not finite are left out.
 
-    ``x_range`` is what the axis shows at least: charts side by side can be compared.
+    ``x_range`` is what the axis shows at least: charts side by side can be compared. ``x_names``
+    are names of the places 0, 1, ... in place of numbers.
     """
     shown = [Series(s.name, [p for p in s.points if all(map(math.isfinite, p))], s.look)
              for s in series]
@@ -93,8 +95,8 @@ def line_chart(id_: str, title: str, description: str, series: Sequence[Series],
     grid = [tag("line", x1=float(LEFT), x2=float(WIDTH - RIGHT), y1=up(y), y2=up(y), class_="grid")
             + tag("text", f"{y:.4g}", x=float(LEFT - 5), y=up(y) + 4, text_anchor="end")
             for y in ticks(y0, y1)]
-    grid += [tag("text", f"{x:.4g}", x=across(x), y=float(HEIGHT - BOTTOM + 15),
-                 text_anchor="middle") for x in ticks(x0, x1, 5)]
+    grid += [tag("text", name, x=across(x), y=float(HEIGHT - BOTTOM + 15), text_anchor=anchor)
+             for x, name, anchor in _x_ticks(x0, x1, x_names)]
     middle = (HEIGHT - BOTTOM + TOP) / 2
     labels = [tag("text", x_label, x=(WIDTH + LEFT) / 2, y=float(HEIGHT - 4),
                   text_anchor="middle", class_="label"),
@@ -104,6 +106,15 @@ def line_chart(id_: str, title: str, description: str, series: Sequence[Series],
              for each in shown if each.points]
     return _picture(id_, title, description, WIDTH, HEIGHT,
                     join([*map(Html, grid), *labels, *lines]))
+
+
+def _x_ticks(x0: float, x1: float, names: Sequence[str]) -> list[tuple[float, str, str]]:
+    """Return what stands below the axis; the outer names of places stay inside the picture."""
+    if not names:
+        return [(x, f"{x:.4g}", "middle") for x in ticks(x0, x1, 5)]
+    last, room = len(names) - 1, max(6, 56 // len(names))
+    return [(float(i), _cut(name, room), "start" if i == 0 < last else "end" if i == last > 0
+             else "middle") for i, name in enumerate(names)]
 
 
 def _line(places: Sequence[tuple[float, float]], series: Series, steps: bool) -> Html:
