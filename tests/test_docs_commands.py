@@ -9,6 +9,8 @@ import contextlib
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 import webbrowser
 from importlib import resources
 from pathlib import Path
@@ -24,10 +26,10 @@ PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs"
 NEEDS = {"gpu", "hub", "data", "time"}
 # What no test runs, on whichever page it stands: the words of a command, and what it needs.
 KINDS = {
-    r"\bcuda\b|^run flava|^bench .*(flava|vilt)": "gpu",
-    r"^setup-metrics|^(run|validate) pair": "hub",
+    r"\bcuda\b|^tapfl run flava|^tapfl bench .*(flava|vilt)": "gpu",
+    r"^tapfl setup-metrics|^tapfl (run|validate) pair": "hub",
     r"(--data|data\.folder=) ?DIR": "data",
-    r"^(bench|pretrain|watch)\b|^reproduce (?!.*--dry-run)": "time",  # watch waits for Ctrl-C
+    r"^tapfl (bench|pretrain|watch)\b|^tapfl reproduce (?!.*--dry-run)": "time",
 }
 PLACEHOLDERS = {"RUN...": "runs/mine", "RUN": "runs/mine", "ID": "g0-4", "TASK": "vqa",
                 "F": "a.png", "T": "how many?", "DIR": "somewhere"}
@@ -40,7 +42,7 @@ def _blocks(text):
     """Yield what a block of commands needs, and its lines; two spaces begin a remark."""
     fence = r"^```([^\n`]*)\n(.*?)^```"
     pattern = rf"(?:^<!-- needs: ([^\n]*) -->\n\s*)?(?:{fence}|((?:^    .*\n)+))"
-    for match in re.finditer(pattern, text.replace("\\\n", " "), re.S | re.M):
+    for match in re.finditer(pattern, re.sub(r"\s*\\\n\s*", " ", text), re.S | re.M):
         needs, language, fenced, indented = match.groups()
         if not language:
             lines = [line.strip() for line in (indented or fenced).splitlines()]
@@ -48,13 +50,12 @@ def _blocks(text):
 
 
 def _commands(page):
-    """Yield the tapfl commands of a page, each with what it needs, if it is known to need that."""
+    """Yield the commands of a page, each with what it needs, if it is known to need something."""
     for needs, lines in _blocks(PAGES[page].read_text()):
         for line in lines:
-            if line.startswith("tapfl "):
-                command = line.removeprefix("tapfl ")
-                kinds = [kind for words, kind in KINDS.items() if re.search(words, command)]
-                yield command, needs or next(iter(kinds), None)
+            if line.startswith(("tapfl ", "python ")):
+                kinds = [kind for words, kind in KINDS.items() if re.search(words, line)]
+                yield line, needs or next(iter(kinds), None)
 
 
 def _words(command):
@@ -71,8 +72,11 @@ def _words(command):
 def test_every_command_parses(page, capsys):
     """Its verb and options exist, as printed."""
     for command, _ in _commands(page):
+        program, *words = _words(command)[0]
+        if program == "python":
+            continue
         try:
-            build_parser().parse_args(_words(command)[0])
+            build_parser().parse_args(words)
         except SystemExit as ended:
             if ended.code:
                 pytest.fail(f"{page}: {command}: {capsys.readouterr().err}")
@@ -102,20 +106,21 @@ def test_blocks_are_found(tmp_path, monkeypatch):
         "```python\nx\n```\n\n```\ntapfl run a \\\n  --quiet      a remark\n```\n"
         "<!-- needs: time -->\n```\ntapfl run b\n```\n\n    tapfl run c\n    tapfl watch c\n")
     monkeypatch.setitem(PAGES, "page", tmp_path / "page.md")
-    assert list(_commands("page")) == [("run a", None), ("run b", "time"), ("run c", None),
-                                       ("watch c", "time")]
-
-
-def _settings(words):
-    """Return the settings that make a command of ``run`` small."""
-    return SMALL if words[1].endswith(".yaml") else [*SMALL, *FEW]
+    assert list(_commands("page")) == [
+        ("tapfl run a --quiet", None), ("tapfl run b", "time"), ("tapfl run c", None),
+        ("tapfl watch c", "time")]
 
 
 def _run(command):
     """Run a command as printed, ``run`` with less to do; return whether it succeeded."""
-    words, file = _words(command)
-    if words[0] == "run" and "--resume" not in words:
-        words += [word for setting in _settings(words) for word in ("--set", setting)]
+    (program, *words), file = _words(command)
+    if program == "python":
+        return subprocess.run([sys.executable, *words], check=False).returncode == 0
+    if words[0] == "run" and words[1] != "--resume":
+        if "--out" in words and "--resume" not in words:  # one that the workplace brought along
+            shutil.rmtree(words[words.index("--out") + 1], ignore_errors=True)
+        settings = SMALL if words[1].endswith(".yaml") else [*SMALL, *FEW]
+        words += [word for setting in settings for word in ("--set", setting)]
         words += ["--quiet", "--threads", "1"]
     with contextlib.ExitStack() as stack:
         if file:
@@ -142,8 +147,10 @@ def workplace(tmp_path_factory):
         Image.new("RGB", (64, 64), "red").save("a.png")
         Path("in.csv").write_text("text\nshares rise\n")
         shutil.copy(str(resources.files("tapfl") / "assets" / "mini.safetensors"), ".")
+        settings = " ".join(f"--set {setting}" for setting in FEW)
+        assert _run(f"tapfl show quickstart {settings} > mine.yaml")
         for seed in (41, 42, 43):
-            assert _run(f"run quickstart --seed {seed} --out runs/{seed}")
+            assert _run(f"tapfl run quickstart --seed {seed} --out runs/{seed}")
             shutil.copytree(f"runs/{seed}", f"runs/three/seed{seed}")
             shutil.copytree(f"runs/{seed}", f"runs/seed{seed}")
         for name in ("mine", "quickstart", "flava", "vilt"):

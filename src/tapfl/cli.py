@@ -473,7 +473,7 @@ def _presets(options: argparse.Namespace) -> None:
 def _add_show(verbs: Verbs) -> None:
     verb = _verb(verbs, "show", _show, "print a whole configuration",
                  "Print a configuration as YAML with every key, also those left at their default.",
-                 ["tapfl show flava > mine.yaml", "tapfl show quickstart --set train.rounds=5"])
+                 ["tapfl show miniature > mine.yaml", "tapfl show quickstart --set train.rounds=5"])
     _add_config(verb)
 
 
