@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import json
 import re
 import shlex
 from pathlib import Path
@@ -98,6 +99,16 @@ def test_the_site_has_every_page():
     listed = re.findall(r"^[\w/*-]+$", (DOCS / "index.md").read_text(), re.M)
     pages = {str(page) for entry in listed for page in DOCS.glob(f"{entry}.md")}
     assert {str(page) for page in DOCS.rglob("*.md")} - pages == {str(DOCS / "index.md")}
+
+
+def test_the_notebook_holds_what_it_printed():
+    text = (DOCS / "notebooks" / "first-steps.ipynb").read_text()
+    outputs = [output for cell in json.loads(text)["cells"] for output in cell.get("outputs", [])]
+    assert len(outputs) > 8
+    assert {output["output_type"] for output in outputs} <= {"execute_result", "stream"}
+    assert re.search(r"/(home|root|tmp|work|usr)/", text) is None  # a path of one machine
+    for link in re.findall(r"\]\(([^)\s:]+)\)", text):
+        assert (DOCS / "notebooks" / link).exists(), link
 
 
 @functools.cache
