@@ -16,10 +16,10 @@ NOTEBOOKS = Path(__file__).parent.parent / "docs" / "notebooks"
 
 
 def main() -> int:
-    os.environ["IPYTHONDIR"] = tempfile.mkdtemp(prefix="tapfl-ipython-")
     for path in sorted(NOTEBOOKS.glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         with tempfile.TemporaryDirectory(prefix="tapfl-notebook-") as folder:
+            os.environ["IPYTHONDIR"] = f"{folder}/.ipython"  # not what the user has set up
             NotebookClient(notebook, timeout=900, record_timing=False,
                            resources={"metadata": {"path": folder}}).execute()
         nbformat.validate(notebook)
