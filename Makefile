@@ -6,7 +6,7 @@ JOBS ?= auto
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-all lint bench offline docs docs-reference clean
+.PHONY: help quickstart test test-all lint bench offline docs docs-reference notebook clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 18
@@ -40,6 +40,9 @@ docs: $(VENV)/.docs ## build the documentation's site into build/site; a broken 
 docs-reference: $(VENV)/.installed ## write the reference pages of docs/ from the code
 	$(BIN)/python scripts/reference.py
 
+notebook: $(VENV)/.notebook ## execute the notebook of docs/notebooks (a few minutes); ARGS=--write keeps its outputs
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebook.py $(ARGS)
+
 clean: ## remove the environment and what tools left behind
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache
 
@@ -61,6 +64,10 @@ $(VENV)/.offline: $(VENV)/.installed
 
 $(VENV)/.docs: $(VENV)/.installed
 	$(PIP) -e '.[docs]'
+	touch $@
+
+$(VENV)/.notebook: $(VENV)/.installed
+	$(PIP) -e '.[notebook]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.offline

@@ -26,7 +26,7 @@ def add_show(verbs: Verbs) -> None:
     verb = add_verb(
         verbs, "show", _show, "print a whole configuration",
         "Print a configuration as YAML with every key, also those left at their default.",
-        ["tapfl show flava > mine.yaml", "tapfl show quickstart --set train.rounds=5"])
+        ["tapfl show miniature > mine.yaml", "tapfl show quickstart --set train.rounds=5"])
     add_config(verb)
 
 
