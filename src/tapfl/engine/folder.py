@@ -54,8 +54,8 @@ class RunFolder:
         if not self.is_new and not self.resume:
             raise TapflError(f"{self.path} already holds a run: continue it with --resume, "
                              "or choose another --out")
-        # What a crash left of a start counts for nothing.
-        own = {LOCK, f".{FILE}.partial"}
+        # What a crash left of a start counts for nothing; a deployment has its own files here.
+        own = {LOCK, f".{FILE}.partial", "deploy"}
         if self.is_new and any(p.name not in own for p in self.path.iterdir()):
             raise TapflError(f"{self.path} is in the way: it is no run and not empty")
 

@@ -1,0 +1,1 @@
+"""A federation on real machines: keys, processes, and what operators want to know."""

@@ -1,0 +1,301 @@
+"""`tapfl deploy`: a federation on real machines, over Flower."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tapfl.errors import TapflError
+
+Verbs = Any  # argparse's collection of subparsers
+PATIENCE = ("join", "round", "finish", "minimum")
+
+
+def add_deploy(verbs: Verbs) -> None:
+    """Add ``tapfl deploy`` and what belongs below it."""
+    verb = verbs.add_parser(
+        "deploy", help="run a federation on real machines, over Flower",
+        description="Run a federation on real machines, over Flower: a server, and a node for each "
+                    "machine\nthat holds clients' data. Needs: pip install 'tapfl[flower]'",
+        epilog="examples:\n  tapfl deploy local quickstart --clients 3 --out runs/deployed\n"
+               "  tapfl deploy keys keys --host fl.example.org --nodes clinic-a,clinic-b",
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    verb.set_defaults(run=lambda options: verb.print_help())
+    below = verb.add_subparsers(title="commands", metavar="COMMAND")
+    for add in (_add_keys, _add_server, _add_client, _add_local, _add_status, _add_stop):
+        add(below)
+
+
+def _verb(verbs: Verbs, name: str, run: Any, short: str, long: str,
+          *examples: str) -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(
+        name, help=short, description=long,
+        epilog="examples:\n" + "\n".join(f"  {e}" for e in examples),
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    verb.set_defaults(run=run)
+    return verb
+
+
+def _add_config(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("preset", metavar="PRESET|FILE.yaml",
+                      help="a shipped preset or a configuration file, the same everywhere")
+    verb.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[],
+                      help="change any key of the configuration, by its dotted name")
+    verb.add_argument("--data", metavar="DIR", help="a folder that mirrors the hub's data sets")
+    verb.add_argument("--threads", type=int, metavar="N", help="CPU threads to compute with")
+    verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
+    verb.add_argument("--modules", type=Path, metavar="DIR",
+                      help="where methods of your own are imported from")
+
+
+def _add_patience(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--join", type=float, metavar="S",
+                      help="how long to wait for nodes before giving up (300)")
+    verb.add_argument("--round", type=float, metavar="S",
+                      help="how long a client may take for a round (600)")
+    verb.add_argument("--finish", type=float, metavar="S",
+                      help="how long a client may take for its final models (3600)")
+    verb.add_argument("--minimum", type=int, metavar="N",
+                      help="how many clients must be connected for a round to begin (1)")
+    verb.add_argument("--compression", choices=("none", "zlib"), default="none",
+                      help="compress blocks on their way (none)")
+
+
+def _add_keys(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "keys", _keys, "make certificates and node keys",
+        "Make what is missing in a folder: a certificate authority (ca.pem, ca.key), the\n"
+        "server's certificate, and a key for each node. The server needs the folder without\n"
+        "ca.key; a node needs ca.pem and its own nodes/NAME.key. Nothing is replaced.",
+        "tapfl deploy keys keys --host fl.example.org --nodes clinic-a,clinic-b",
+        "tapfl deploy keys keys --nodes clinic-c")
+    verb.add_argument("folder", type=Path, metavar="DIR", help="where the keys are")
+    verb.add_argument("--host", action="append", default=[], metavar="NAME",
+                      help="a name or an address that nodes reach the server by; may be repeated")
+    verb.add_argument("--nodes", default="", metavar="A,B", help="names of nodes")
+
+
+def _keys(options: argparse.Namespace) -> None:
+    with _flower():
+        from tapfl.deploy.keys import make_keys
+
+    made = make_keys(options.folder, options.host, _listed(options.nodes))
+    print("\n".join(f"made: {path}" for path in made) or f"{options.folder}: nothing was missing")
+
+
+def _add_server(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "server", _server, "run the server of a federation",
+        "Start a SuperLink on this machine's loopback interface, let the registered nodes in,\n"
+        "and run the federation to its end. With --public, a proxy (nginx) listens there and\n"
+        "passes to nodes what nodes need, and nothing else. Stopped or killed, the same\n"
+        "command goes on from the last checkpoint.",
+        "tapfl deploy server clinics.yaml --keys keys --out runs/clinics "
+        "--public 0.0.0.0:8443",
+        "tapfl deploy status runs/clinics")
+    _add_config(verb)
+    verb.add_argument("--seed", type=int, metavar="N", help="the seed")
+    verb.add_argument("--keys", type=Path, required=True, metavar="DIR",
+                      help="the folder of 'tapfl deploy keys'")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run's folder")
+    verb.add_argument("--port", type=int, metavar="N",
+                      help="the SuperLink's port on this machine (a free one)")
+    verb.add_argument("--public", metavar="HOST:PORT", help="where nodes elsewhere reach the proxy")
+    _add_patience(verb)
+
+
+def _server(options: argparse.Namespace) -> None:
+    with _flower():
+        from tapfl.deploy.server import BELOW, Server
+        from tapfl.engine.flower.job import Job
+    from tapfl.engine.run import pick_device
+
+    config, folder = _config(options), options.out / BELOW
+    job = Job(config=config, out=options.out.resolve(), log=(folder / "log.jsonl").resolve(),
+              device=pick_device(options.device), modules=_own(options),
+              compression=options.compression, patience=_patience(options))
+    with Server(options.out, options.keys, options.port, options.public) as server:
+        print(f"nodes reach this server at {server.address}", flush=True)
+        for said in server.begin(job):
+            _say(said)
+    print(f"results: {options.out / 'results.csv'}")
+
+
+def _add_client(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "client", _client, "take part in a federation with this machine's clients",
+        "Hold the data and the personal models of one or more clients, and answer the server\n"
+        "until stopped. Besides updates of the shared model, nothing leaves this machine but\n"
+        "what --allow names. DIR is a run's folder: predict, export and report work there.",
+        "tapfl deploy client clinics.yaml --clients clinic-a --out state "
+        "--superlink fl.example.org:8443 --ca ca.pem --key clinic-a.key --allow scores")
+    _add_config(verb)
+    verb.add_argument("--seed", type=int, metavar="N", help="the seed, the same everywhere")
+    verb.add_argument("--clients", required=True, metavar="A,B", help="the clients that live here")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="their own folder")
+    verb.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the server")
+    verb.add_argument("--ca", type=Path, required=True, metavar="FILE",
+                      help="the certificate of the federation's authority (ca.pem)")
+    verb.add_argument("--key", type=Path, required=True, metavar="FILE",
+                      help="this node's private key")
+    verb.add_argument("--allow", default="", metavar="A,B",
+                      help="what else may be reported: scores, losses, replacements, notes "
+                           "(nothing)")
+
+
+def _client(options: argparse.Namespace) -> None:
+    with _flower():
+        from tapfl.deploy.node import Node
+        from tapfl.engine.flower.resident import ALLOW
+    import torch
+
+    from tapfl.engine.run import pick_device
+
+    allow = _listed(options.allow)
+    for name in allow:
+        if name not in ALLOW:
+            raise TapflError(f"--allow {name}: expected some of {', '.join(ALLOW)}")
+    config = _config(options)
+    torch.set_num_threads(config.thread_count)
+    Node(config, _listed(options.clients), options.out, options.superlink, options.ca, options.key,
+         allow, pick_device(options.device), _own(options)).run(
+             lambda text: print(text, flush=True))
+
+
+def _add_local(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "local", _local, "try a whole deployment on this machine",
+        "Run a federation over Flower's servers on the loopback interface: a SuperLink, and a\n"
+        "node with a process of its own for each client, with TLS and keys. Ends with\n"
+        "DIR/results.csv, as 'tapfl run' writes it.",
+        "tapfl deploy local quickstart --clients 3 --out runs/deployed",
+        "tapfl deploy local quickstart --clients g0-0,g0-7 --proxy --out runs/two")
+    _add_config(verb)
+    verb.add_argument("--seed", type=int, metavar="N", help="the seed")
+    verb.add_argument("--clients", default="3", metavar="N|A,B",
+                      help="the first N clients of the federation, or these (3)")
+    verb.add_argument("--nodes", type=int, metavar="N",
+                      help="spread them over so many nodes (one for each)")
+    verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="the run's folder")
+    verb.add_argument("--proxy", action="store_true", help="with the proxy of a public server")
+    _add_patience(verb)
+
+
+def _local(options: argparse.Namespace) -> None:
+    with _flower():
+        from tapfl.deploy.local import run_local
+    from tapfl.data.federation import client_ids, load_federation
+    from tapfl.engine.results import read_results
+    from tapfl.engine.run import pick_device
+    from tapfl.report.tables import show
+
+    config = _config(options)
+    ids = list(client_ids(load_federation(config.federation), config.federation))
+    chosen = (ids[:int(options.clients)] if options.clients.isdigit()
+              else _listed(options.clients))
+    federation = config.federation.model_copy(update={"clients": tuple(chosen)})
+    train = config.train.model_copy(update={"cohort": min(config.train.cohort, len(chosen))})
+    config = config.model_copy(update={"federation": federation, "train": train})
+    nodes = options.nodes or len(chosen)
+    groups = [chosen[i::nodes] for i in range(min(nodes, len(chosen)))]
+    run_local(config, groups, options.out, device=pick_device(options.device), proxy=options.proxy,
+              patience=_patience(options), compression=options.compression, modules=_own(options),
+              say=_say)
+    show(read_results(options.out / "results.csv"), config.methods)
+    print(f"results: {options.out / 'results.csv'}")
+
+
+def _add_status(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "status", _status, "show nodes, rounds, traffic and refusals of a server",
+        "Show where the run of a server's folder stands.", "tapfl deploy status runs/clinics")
+    verb.add_argument("folder", type=Path, metavar="DIR", help="the server's --out")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _status(options: argparse.Namespace) -> None:
+    from tapfl.deploy.status import status
+
+    found = status(options.folder)
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    place = f"{found['method']}, round {found['round'] + 1}" if found["method"] else "no round yet"
+    print(f"{found['state']}: {place}; the last news is {found['seconds_since']:g} s old")
+    print(f"traffic: {found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down; "
+          f"processes: {', '.join(found['processes']) or 'none'}")
+    for line in (*found["nodes"], *found["refused"], *found["missing"][-10:]):
+        print(f"  {line}")
+
+
+def _add_stop(verbs: Verbs) -> None:
+    verb = _verb(
+        verbs, "stop", _stop, "stop what a server or a node has started",
+        "Stop the processes that a server or a local deployment has left running. What is\n"
+        "complete stays; the same command that started it goes on.",
+        "tapfl deploy stop runs/clinics")
+    verb.add_argument("folder", type=Path, metavar="DIR", help="the --out of a server or of a node")
+
+
+def _stop(options: argparse.Namespace) -> None:
+    from tapfl.deploy.processes import stop_recorded
+
+    places = [options.folder / "deploy", options.folder.with_name(f"{options.folder.name}.flower")]
+    stopped = [name for place in places for name in stop_recorded(place)]
+    print(f"stopped: {', '.join(stopped)}" if stopped else f"{options.folder}: nothing is running")
+
+
+def _config(options: argparse.Namespace) -> Any:
+    from tapfl.config import load_config
+
+    more = [f"{key}={value}" for key, value in (
+        ("seed", options.seed), ("threads", options.threads)) if value is not None]
+    config = load_config(options.preset, [*options.overrides, *more])
+    if options.data:
+        if not Path(options.data).is_dir():
+            raise TapflError(f"--data {options.data}: no such folder")
+        data = config.data.model_copy(update={"folder": options.data})
+        config = config.model_copy(update={"data": data})
+    return config
+
+
+def _patience(options: argparse.Namespace) -> Any:
+    from tapfl.engine.flower.nodes import Patience
+
+    given = {name: getattr(options, name) for name in PATIENCE}
+    return Patience(**{name: value for name, value in given.items() if value is not None})
+
+
+def _own(options: argparse.Namespace) -> Path | None:
+    beside = Path(options.preset).parent if Path(options.preset).is_file() else None
+    modules: Path | None = options.modules or beside
+    return modules.resolve() if modules else None
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _say(said: dict[str, Any]) -> None:
+    """Print a line of a job's log for people."""
+    if "says" in said:
+        print(said["says"], flush=True)
+    elif "cohort" in said:
+        print(f"{said['method']}: round {said['round'] + 1} · {' '.join(said['cohort'])} · "
+              f"{said['seconds']:.1f} s · {said['bytes_up'] / 1e6:.2f} MB up", flush=True)
+    else:
+        print(f"round {said['round'] + 1}: {said['client']}: {said['event']}: "
+              f"{said.get('reason', '')}", flush=True)
+
+
+@contextlib.contextmanager
+def _flower() -> Any:
+    """Turn a missing library into a line that says what to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise TapflError(f"deploy: {error.name} is not installed; "
+                         "pip install 'tapfl[flower]'") from None

@@ -1,0 +1,86 @@
+"""The server's machine: a SuperLink, perhaps a proxy, and the run that goes over them.
+
+Everything but the run itself is below DIR/deploy: Flower's files, logs, which processes there are.
+A server that was killed is started again with the same command: it ends what is left of the one
+before, and goes on from its last checkpoint with the nodes that come back.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tapfl.deploy.processes import Processes, stop_recorded
+from tapfl.deploy.superlink import SuperLink
+from tapfl.engine.flower.job import Job
+from tapfl.errors import TapflError
+
+POLL = 0.5
+BELOW = "deploy"  # the folder within a run's
+
+
+class Server:
+    """A server under way in a run's folder."""
+
+    def __init__(self, out: Path, keys: Path, port: int | None = None,
+                 public: str | None = None) -> None:
+        for name in ("ca.pem", "server.pem", "server.key"):
+            if not (keys / name).is_file():
+                raise TapflError(f"{keys / name}: no such file; make keys with: "
+                                 f"tapfl deploy keys {keys}")
+        self.out, self.folder = out, out / BELOW
+        stop_recorded(self.folder)
+        self.processes = Processes(self.folder, {
+            "FLWR_HOME": str((self.folder / "flower").resolve())})
+        self.superlink = SuperLink(self.processes, keys, port)
+        self._public = public
+
+    def __enter__(self) -> Server:
+        try:
+            self.superlink.start()
+            self.superlink.register()
+            if self._public:
+                self.superlink.publish(self._public)
+        except BaseException:
+            self.processes.stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.processes.stop()
+
+    @property
+    def address(self) -> str:
+        """Where nodes reach it."""
+        return self._public or f"127.0.0.1:{self.superlink.port}"
+
+    def begin(self, job: Job) -> Iterator[dict[str, Any]]:
+        """Submit a run; return what it says, as it says it."""
+        path = self.folder / "job.json"
+        job.log.unlink(missing_ok=True)
+        job.save(path)
+        self.superlink.submit(path)
+        return follow(job.log, self.processes.check)
+
+
+def follow(log: Path, check: Callable[[], None]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a job's log until it has finished; what stopped it is an error."""
+    position = 0
+    while True:
+        if log.is_file():
+            with log.open(encoding="utf-8") as file:
+                file.seek(position)
+                while (line := file.readline()).endswith("\n"):
+                    position = file.tell()
+                    said = json.loads(line)
+                    yield said
+                    text = said.get("says", "")
+                    if text == "finished":
+                        return
+                    if text.startswith("stopped: "):
+                        raise TapflError(text.removeprefix("stopped: "))
+        check()
+        time.sleep(POLL)

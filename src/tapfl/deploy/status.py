@@ -1,0 +1,45 @@
+"""What an operator wants to know of a server: nodes, rounds, traffic, refusals."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from tapfl.deploy.server import BELOW
+from tapfl.errors import TapflError
+
+
+def status(out: Path) -> dict[str, Any]:
+    """Return where the run in a server's folder stands."""
+    folder = out / BELOW
+    log = folder / "log.jsonl"
+    if not log.is_file():
+        raise TapflError(f"{out}: no deployment was started here ({log} is missing)")
+    said = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()
+            if line.endswith("}")]
+    rounds = [line for line in said if "round" in line and "cohort" in line]
+    texts = [line["says"] for line in said if "says" in line]
+    last = rounds[-1] if rounds else None
+    return {
+        "state": "finished" if texts[-1:] == ["finished"] else
+                 next((t for t in reversed(texts) if t.startswith("stopped")), "under way"),
+        "processes": _processes(folder),
+        "nodes": [text for text in texts if " joined with " in text],
+        "refused": [text for text in texts if text.startswith("refused: ")],
+        "method": last and last["method"], "round": last and last["round"],
+        "seconds_since": round(time.time() - log.stat().st_mtime, 1),
+        "bytes_up": sum(line["bytes_up"] for line in rounds),
+        "bytes_down": sum(line["bytes_down"] for line in rounds),
+        "missing": [f"round {line['round']}: {line['client']}: {line['reason']}" for line in said
+                    if line.get("event") in ("missing", "refused")],
+        "last": texts[-1] if texts else "",
+    }
+
+
+def _processes(folder: Path) -> list[str]:
+    try:
+        return sorted(json.loads((folder / "processes.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,136 @@
+"""Flower's server, the SuperLink, as a deployment uses it: on loopback, with TLS and node keys.
+
+Its port carries the Fleet API, which nodes use, and the Control API, which submits runs: whoever
+reaches that executes code on every node. So it never leaves this machine; what nodes elsewhere
+reach is a proxy that passes the Fleet API alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from tapfl.deploy.processes import Processes, executable, free_port
+from tapfl.errors import TapflError
+
+NAME = "tapfl"  # of the connection in Flower's configuration
+APP = """[project]
+name = "tapfl-federation"
+version = "1.0.0"
+description = "A federation of tapfl"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "tapfl"
+
+[tool.flwr.app.components]
+serverapp = "tapfl.engine.flower.server_app:app"
+clientapp = "tapfl.engine.flower.client_app:app"
+
+[tool.flwr.app.config]
+job = ""
+"""
+PROXY = """# Passes Flower's Fleet API and nothing else.
+daemon off;
+worker_processes 1;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body;
+  proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/fastcgi;
+  uwsgi_temp_path {folder}/uwsgi;
+  scgi_temp_path {folder}/scgi;
+  client_max_body_size {limit}m;
+  client_body_timeout 180s;
+  proxy_read_timeout 180s;
+  proxy_request_buffering off;
+  proxy_buffering off;
+  server {{
+    listen {address} ssl;
+    ssl_certificate {keys}/server.pem;
+    ssl_certificate_key {keys}/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    location /v1/fleet/ {{
+      proxy_pass https://127.0.0.1:{port};
+      proxy_ssl_trusted_certificate {keys}/ca.pem;
+      proxy_ssl_verify on;
+      proxy_ssl_name localhost;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_set_header Host $http_host;
+    }}
+    location / {{ return 403; }}
+  }}
+}}
+"""
+BODY_LIMIT = 64  # MiB of a request: Flower sends large arrays in pieces of a few MB
+
+
+class SuperLink:
+    """A SuperLink under way, and perhaps the proxy before it."""
+
+    def __init__(self, processes: Processes, keys: Path, port: int | None = None) -> None:
+        self._processes, self._keys, self.port = processes, keys.resolve(), port or free_port()
+        self._folder = processes.folder.resolve()
+
+    def start(self) -> None:
+        """Start it, and let the commands of Flower know where it is."""
+        home = self._folder / "flower"
+        (home / "app").mkdir(parents=True, exist_ok=True)
+        (home / "app" / "pyproject.toml").write_text(APP, encoding="utf-8")
+        (home / "config.toml").write_text(
+            f"[superlink]\ndefault = {json.dumps(NAME)}\n\n[superlink.{NAME}]\n"
+            f"address = \"127.0.0.1:{self.port}\"\n"
+            f"root-certificates = {json.dumps(str(self._keys / 'ca.pem'))}\n", encoding="utf-8")
+        self._processes.start("superlink", [
+            executable("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
+            "--ssl-ca-certfile", str(self._keys / "ca.pem"),
+            "--ssl-certfile", str(self._keys / "server.pem"),
+            "--ssl-keyfile", str(self._keys / "server.key"), "--enable-supernode-auth",
+            "--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"])
+        self._processes.wait_for_port(self.port)
+
+    def register(self) -> list[str]:
+        """Let every node in whose public key is among the keys; return their names."""
+        known = self._processes.run([executable("flwr"), "supernode", "list", NAME,
+                                     "--format", "json"], "listing nodes")
+        names = []
+        for path in sorted((self._keys / "nodes").glob("*.pub")):
+            key = " ".join(path.read_text(encoding="utf-8").split()[:2])
+            if key.split()[1] not in known:
+                self._register(path)
+            names.append(path.stem)
+        return names
+
+    def _register(self, path: Path) -> None:
+        try:
+            self._processes.run([executable("flwr"), "supernode", "register", str(path), NAME,
+                                 "--name", path.stem], f"registering node '{path.stem}'")
+        except TapflError as error:  # it is there from an earlier start
+            if "already" not in str(error):
+                raise
+
+    def submit(self, job: Path) -> None:
+        """Start the server's half of the federation."""
+        app = self._folder / "flower" / "app"
+        self._processes.run([executable("flwr"), "run", str(app), NAME, "--run-config",
+                             f"job={json.dumps(str(job.resolve()))}"], "submitting the run")
+
+    def publish(self, address: str) -> None:
+        """Start a proxy at an address that others can reach; it passes the Fleet API alone."""
+        nginx = shutil.which("nginx") or shutil.which("/usr/sbin/nginx")
+        if nginx is None:
+            raise TapflError("deploy: a public address needs nginx: apt-get install nginx-light")
+        folder = self._folder / "proxy"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "nginx.conf"
+        path.write_text(PROXY.format(folder=folder, keys=self._keys, port=self.port,
+                                     address=address, limit=BODY_LIMIT), encoding="utf-8")
+        self._processes.start("proxy", [nginx, "-p", str(folder), "-c", str(path),
+                                        "-e", str(folder / "error.log")])
+        self._processes.wait_for_port(int(address.rpartition(":")[2]))

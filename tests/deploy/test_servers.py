@@ -1,0 +1,110 @@
+"""Real SuperLink, proxy and SuperNodes on loopback, with TLS and keys."""
+
+import json
+import shutil
+import ssl
+import urllib.error
+import urllib.request
+
+import pytest
+import yaml
+
+from tapfl.cli import main
+from tapfl.deploy.keys import make_keys
+from tapfl.deploy.processes import free_port
+from tapfl.deploy.server import Server
+from tapfl.engine.results import read_results
+from tapfl.engine.run import run
+from tests.experiment import read_events, tiny_experiment
+
+pytestmark = [pytest.mark.long,
+              pytest.mark.skipif(shutil.which("nginx", path="/usr/sbin:/usr/bin") is None,
+                                 reason="needs nginx")]
+
+
+def events(folder):
+    return [{k: v for k, v in event.items() if k != "seconds"} for event in read_events(folder)]
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    """The same federation in one process, and over servers."""
+    pytest.importorskip("flwr")
+    folder = tmp_path_factory.mktemp("deployed")
+    config = tiny_experiment(folder, methods=["fedavg", "tap"],
+                             federation={"clients": ["shapes", "news", "looks"]},
+                             train={"rounds": 3})
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    run(config, folder / "here", device="cpu")
+    assert main(["deploy", "local", str(path), "--clients", "3", "--proxy", "--device", "cpu",
+                 "--out", str(folder / "there")]) == 0
+    return folder
+
+
+def test_results_and_events_are_those_of_one_process(deployed):
+    here = [row for row in read_results(deployed / "here" / "results.csv")
+            if not row["metric"].startswith("general_")]
+    assert read_results(deployed / "there" / "results.csv") == here
+    assert events(deployed / "here") == events(deployed / "there")
+
+
+def test_its_status_is_known_afterwards(deployed, capsys):
+    capsys.readouterr()
+    assert main(["deploy", "status", str(deployed / "there"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["state"] == "finished"
+    assert len(found["nodes"]) == 3
+    assert found["bytes_up"] > 0
+    assert found["processes"] == []
+
+
+def test_a_clients_folder_answers_without_a_server(deployed, capsys):
+    capsys.readouterr()
+    folder = deployed / "there" / "deploy" / "nodes" / "news"
+    assert main(["predict", str(folder), "--client", "news", "--task", "agnews",
+                 "--text", "shares rise"]) == 0
+    assert "agnews" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """A server that others could reach, though only on loopback."""
+    pytest.importorskip("flwr")
+    folder = tmp_path_factory.mktemp("server")
+    make_keys(folder / "keys", [], ["known"])
+    with Server(folder / "out", folder / "keys", public=f"127.0.0.1:{free_port()}") as server:
+        yield server, folder / "keys"
+
+
+def ask(address, path, keys):
+    trust = ssl.create_default_context(cafile=keys / "ca.pem")
+    request = urllib.request.Request(f"https://{address}{path}", data=b"{}", method="POST")
+    try:
+        with urllib.request.urlopen(request, context=trust, timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def test_control_is_refused_from_outside(server):
+    """Whoever holds the authority's certificate reaches Control at the SuperLink, not outside."""
+    under_way, keys = server
+    inside = f"127.0.0.1:{under_way.superlink.port}"
+    for path in ("/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/get-nodes",
+                 "/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run",
+                 "//v1/control/start-run", "/health", "/"):
+        status, body = ask(under_way.address, path, keys)
+        assert status in (403, 400), (path, status)
+        assert b"nginx" in body
+    for path in ("/v1/control/start-run",):  # the same question is understood inside
+        status, body = ask(inside, path, keys)
+        assert b"nginx" not in body
+    status, body = ask(under_way.address, "/v1/fleet/pull-messages", keys)
+    assert b"nginx" not in body  # Flower's own answer
+
+
+def test_another_authority_is_not_trusted(server, tmp_path):
+    make_keys(tmp_path, [], [])
+    with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+        ask(server[0].address, "/v1/fleet/pull-messages", tmp_path)
