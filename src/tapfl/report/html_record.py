@@ -89,6 +89,8 @@ def costs(gathered: Gathered) -> Html:
 
 def _footprint(footprints: Sequence[Footprint]) -> Html:
     rows = footprint_rows(footprints)
+    if not rows:  # a node's own folder: it has seen no round
+        return join([])
     return table(
         "What a client holds (fp32, of the mean client), what a round sends, and how long it "
         "takes. TAP keeps a second copy of what trains.", list(rows[0]),

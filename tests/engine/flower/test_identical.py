@@ -6,6 +6,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tapfl.engine.run import run
+from tapfl.report.html import write_report
+from tapfl.use.load import load
 from tests.engine.flower.memory import InMemory, residents, served
 from tests.experiment import read_events, tiny_experiment
 
@@ -63,13 +65,14 @@ def test_models_are_the_same_and_stay_with_their_clients(both):
 
 
 def test_a_nodes_folder_is_a_run_of_its_own(both):
-    from tapfl.use.load import load
-
     folder, *_ = both
     record = json.loads((folder / "node0" / "run.json").read_text())
     assert record["finished"]
     assert record["clients"] == 2
     model = load(folder / "node0", client="shapes")
     assert model.predict("agnews", text="shares rise") is not None
+    page = write_report([folder / "node0"]).read_text()
+    assert "shapes" in page
+    assert "looks" not in page
     own = {event["client"] for event in read_events(folder / "node0")}
     assert own == {"shapes", "words"}
