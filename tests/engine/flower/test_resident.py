@@ -1,4 +1,4 @@
-"""A node's resident process: restarted, cut short, out of disk, asked for nonsense; what leaves it."""
+"""A resident: restarted, cut short, out of disk, asked for nonsense; and what leaves its node."""
 
 import itertools
 
@@ -12,9 +12,17 @@ from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.frames import pack, unpack
 from tapfl.engine.flower.resident import Resident
 from tapfl.engine.flower.wire import Asked, ask_frame
+from tapfl.engine.rounds import Rounds
 from tapfl.errors import TapflError
 from tapfl.events import RoundEnded
-from tests.engine.flower.memory import EVERYTHING, InMemory, residents, served
+from tests.engine.flower.memory import (
+    EVERYTHING,
+    InMemory,
+    Killed,
+    residents,
+    served,
+    while_alive,
+)
 from tests.experiment import read_events, tiny_experiment
 
 GROUPS = [["shapes"], ["news"]]
@@ -51,6 +59,19 @@ def assert_same(found, expected):
         assert all(tensors[name].equal(found[2][path][name]) for name in tensors), path
 
 
+class Listening(InMemory):
+    """Remembers every byte that comes from nodes."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.heard = []
+
+    def pull(self, ids):
+        found = super().pull(ids)
+        self.heard += found.values()
+        return found
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread():
     before = torch.get_num_threads()
@@ -61,14 +82,15 @@ def _one_thread():
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory):
-    """An undisturbed run."""
+    """An undisturbed run: its configuration, its outcome, and every byte from its nodes."""
     folder = tmp_path_factory.mktemp("calm")
     config = small(folder)
     nodes = residents(config, folder, GROUPS)
-    served(config, folder / "server", InMemory(nodes))
+    transport = Listening(nodes)
+    served(config, folder / "server", transport)
     for node in nodes:
         node.close()
-    return config, outcome(folder)
+    return config, outcome(folder), transport.heard
 
 
 class Restarted:
@@ -93,7 +115,7 @@ class Restarted:
 
 
 def test_a_resident_that_is_restarted_between_any_two_messages(tmp_path, calm):
-    config, expected = calm
+    config, expected, _ = calm
     nodes = [Restarted(config, hosted, tmp_path / f"node{i}") for i, hosted in enumerate(GROUPS)]
     served(config, tmp_path / "server", InMemory(nodes))
     assert_same(outcome(tmp_path), expected)
@@ -101,7 +123,7 @@ def test_a_resident_that_is_restarted_between_any_two_messages(tmp_path, calm):
 
 def test_a_client_that_is_killed_while_x_trains(tmp_path, calm):
     """Its W counts, its report is empty, X goes on from the round before; others notice nothing."""
-    config, expected = calm
+    config, expected, _ = calm
     nodes = [Restarted(config, ["shapes"], tmp_path / "node0"),
              Restarted(config, ["news"], tmp_path / "node1", dies_before=(2,))]
     served(config, tmp_path / "server", InMemory(nodes))
@@ -122,10 +144,6 @@ def test_a_client_that_is_killed_while_x_trains(tmp_path, calm):
 
 # The server killed
 
-class Killed(BaseException):
-    """As kill -9: nothing more is written down."""
-
-
 class Deadly(InMemory):
     """After the n-th message to a client the server is no more; ``then`` still happens there."""
 
@@ -140,15 +158,17 @@ class Deadly(InMemory):
         return id_
 
 
-@pytest.mark.parametrize("restarted", [False, True], ids=["same residents", "new residents"])
-@pytest.mark.parametrize("nth", [4, 8, 9, 12])
+@pytest.mark.parametrize(("nth", "restarted"), [(4, False), (8, True), (9, False), (12, True)])
 def test_a_server_that_is_killed_goes_on(tmp_path, calm, monkeypatch, nth, restarted):
-    """Two hellos, then two messages a round; a checkpoint is written after the third."""
-    config, expected = calm
+    """Two hellos, then two messages a round; a checkpoint is written after the third.
+
+    Its residents stay, or are made again from their folders.
+    """
+    config, expected, _ = calm
     nodes = residents(config, tmp_path, GROUPS)
     transport = Deadly(nodes, nth)
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("tapfl.engine.rounds.Rounds.commit", _while_alive)
+    monkeypatch.setattr(Rounds, "commit", while_alive)
+    with pytest.raises(Killed):
         served(config, tmp_path / "server", transport)
     while transport.after:
         transport.after.pop(0)()
@@ -161,29 +181,17 @@ def test_a_server_that_is_killed_goes_on(tmp_path, calm, monkeypatch, nth, resta
     assert_same(outcome(tmp_path), expected)
 
 
-def _while_alive(self):
-    import sys
-
-    if not isinstance(sys.exception(), Killed):
-        _commit(self)
-
-
-from tapfl.engine.rounds import Rounds  # noqa: E402
-
-_commit = Rounds.commit
-
-
 def test_states_that_were_undone_do_not_count(tmp_path, calm, monkeypatch):
     """Without a checkpoint a run begins again, where clients are rounds ahead of it."""
-    config, expected = calm
+    config, expected, _ = calm
     nodes = residents(config, tmp_path, GROUPS)
 
     def stop(event):
         if isinstance(event, RoundEnded) and event.round == 2:
             raise Killed
 
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("tapfl.engine.rounds.Rounds.commit", lambda self: None)
+    monkeypatch.setattr(Rounds, "commit", while_alive)
+    with pytest.raises(Killed):
         served(config, tmp_path / "server", InMemory(nodes), notify=stop)
     served(config, tmp_path / "server", InMemory(nodes), resume=True)
     assert_same(outcome(tmp_path), expected)
@@ -207,7 +215,7 @@ class Full:
 @pytest.mark.parametrize("when", ["update", "then"])
 def test_a_full_disk(tmp_path, calm, monkeypatch, when):
     """The client refuses, or has an empty report; the round ends; later it goes on."""
-    config, _ = calm
+    config, *_ = calm
     nodes = residents(config, tmp_path, GROUPS)
     disk = Full(monkeypatch, tmp_path / "node1")
     real = nodes[1].answer
@@ -250,7 +258,7 @@ def test_a_full_disk(tmp_path, calm, monkeypatch, when):
 
 def test_what_a_turn_cut_short_has_reported_is_not_the_next_ones(tmp_path, calm, monkeypatch):
     """Two clients of one node share a worker: one's events must not be sent as the other's."""
-    config, _ = calm
+    config, *_ = calm
     (node,) = residents(config, tmp_path, [["shapes", "news"]])
     real, times = Resident._remember, itertools.count()
 
@@ -349,19 +357,6 @@ def test_the_same_ask_twice_gets_the_same_answer(tmp_path):
 
 # What may leave a node
 
-class Listening(InMemory):
-    """Remembers every byte that comes from nodes."""
-
-    def __init__(self, nodes):
-        super().__init__(nodes)
-        self.heard = []
-
-    def pull(self, ids):
-        found = super().pull(ids)
-        self.heard += found.values()
-        return found
-
-
 SECRETS = (b'"replacement"', b'"personal"', b'"curve"', b'"diverged"', b'"note"', b"accuracy",
            b"federated_loss", b'"value"')
 
@@ -369,7 +364,7 @@ SECRETS = (b'"replacement"', b'"personal"', b'"curve"', b'"diverged"', b'"note"'
 def test_with_nothing_allowed_no_score_and_no_loss_of_x_leaves(tmp_path, calm):
     from tapfl.cli import main
 
-    config, _ = calm
+    config, *_ = calm
     nodes = residents(config, tmp_path, GROUPS, allow=())
     transport = Listening(nodes)
     assert served(config, tmp_path / "server", transport) == []
@@ -392,11 +387,8 @@ def test_with_nothing_allowed_no_score_and_no_loss_of_x_leaves(tmp_path, calm):
         print(command, code)
 
 
-def test_everything_allowed_is_heard(tmp_path, calm):
+def test_everything_allowed_is_heard(calm):
     """The words that the test above looks for are those that would be there."""
-    config, _ = calm
-    transport = Listening(residents(config, tmp_path, GROUPS))
-    served(config, tmp_path / "server", transport)
-    heard = b"".join(transport.heard)
+    heard = b"".join(calm[2])
     assert {s for s in SECRETS if s in heard} >= {b'"replacement"', b'"personal"', b'"curve"',
                                                   b"accuracy", b"federated_loss", b'"value"'}
