@@ -169,6 +169,29 @@ def test_a_late_answer_does_not_count_for_the_next_round(tmp_path, without):
     assert fakes.server.blocks.equals(without[0].server.blocks)
 
 
+class Twice(InMemory):
+    """Every answer is there again at the next look, beside new ones."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.again = {}
+
+    def pull(self, ids):
+        found = super().pull(ids)
+        both = self.again | dict(itertools.islice(found.items(), 1))
+        self.waiting |= dict(itertools.islice(found.items(), 1, None))  # one at a time
+        self.again = both
+        return both
+
+
+def test_an_answer_that_is_there_twice_counts_once(tmp_path, calm):
+    rows, undisturbed = calm
+    fakes = Fakes(tmp_path, transport=Twice([FakeNode(*OTHERS), FakeNode("c1")]))
+    assert fakes.rounds.run() == rows
+    assert fakes.events() == undisturbed.events()
+    assert fakes.server.blocks.equals(undisturbed.server.blocks)
+
+
 def test_an_update_that_is_sent_again_later_is_refused(tmp_path, without):
     held = []
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from tapfl.config import Config
-from tapfl.engine import files
+from tapfl.engine import files, turn
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.frames import pack, unpack
 from tapfl.engine.flower.resident import Resident
@@ -260,15 +260,14 @@ def test_what_a_turn_cut_short_has_reported_is_not_the_next_ones(tmp_path, calm,
     """Two clients of one node share a worker: one's events must not be sent as the other's."""
     config, *_ = calm
     (node,) = residents(config, tmp_path, [["shapes", "news"]])
-    real, times = Resident._remember, itertools.count()
+    real, times = turn.curve, itertools.count()
 
-    def remember(self, *arguments):
+    def curve(*arguments):  # when X has been trained, and has reported its losses
         if next(times) == 0:
-            raise OSError(28, "No space left on device")
-        real(self, *arguments)
+            raise TapflError("no curve today")
+        return real(*arguments)
 
-    monkeypatch.setattr(Resident, "_remember", remember)
-    transport = InMemory([node])
+    monkeypatch.setattr(turn, "curve", curve)
     failed = []
     answer = node.answer
 
@@ -284,9 +283,13 @@ def test_what_a_turn_cut_short_has_reported_is_not_the_next_ones(tmp_path, calm,
         return reply, after
 
     node.answer = guarded
-    served(config, tmp_path / "server", transport)
-    assert len(failed) == 1
-    assert not [e for e in read_events(tmp_path / "server") if e["event"] in ("missing", "refused")]
+    served(config, tmp_path / "server", InMemory([node]))
+    assert failed == ["no curve today"]
+    found = read_events(tmp_path / "server")
+    assert not [e for e in found if e["event"] in ("missing", "refused")]
+    assert [(e["client"], e["round"]) for e in found if e["event"] == "personal"] == [
+        (client, round_) for round_ in range(ROUNDS) for client in ("shapes", "news")
+        if (client, round_) != ("shapes", 1)]
 
 
 # What a resident is asked
@@ -361,7 +364,7 @@ SECRETS = (b'"replacement"', b'"personal"', b'"curve"', b'"diverged"', b'"note"'
            b"federated_loss", b'"value"')
 
 
-def test_with_nothing_allowed_no_score_and_no_loss_of_x_leaves(tmp_path, calm):
+def test_with_nothing_allowed_no_score_and_no_loss_of_x_leaves(tmp_path, calm, capsys):
     from tapfl.cli import main
 
     config, *_ = calm
@@ -383,8 +386,9 @@ def test_with_nothing_allowed_no_score_and_no_loss_of_x_leaves(tmp_path, calm):
     assert (tmp_path / "node0" / "results.csv").read_text().count("\n") > 2
     assert {e["event"] for e in read_events(tmp_path / "node0")} >= {"personal", "curve"}
     for command in ("table", "report"):
-        code = main([command, str(tmp_path / "server")])
-        print(command, code)
+        assert main([command, str(tmp_path / "server")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "no results: its clients keep their scores to themselves" in line
 
 
 def test_everything_allowed_is_heard(calm):

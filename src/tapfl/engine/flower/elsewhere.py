@@ -120,7 +120,8 @@ class Remote:
         until = self.nodes.clock() + limit
         while asked and self.nodes.clock() < until:
             for id_, data in transport.pull(list(asked)).items():
-                yield from self._answers(ask, asked.pop(id_), data)
+                if id_ in asked:  # else it is there a second time
+                    yield from self._answers(ask, asked.pop(id_), data)
             if asked:
                 self.nodes.sleep(patience.poll)
         for member in asked.values():

@@ -130,7 +130,8 @@ class Nodes:
                 node, self.clock() + patience)
         while self._hellos:
             for id_, answer in self.transport.pull(list(self._hellos)).items():
-                self._joined(self._hellos.pop(id_)[0], answer)
+                if id_ in self._hellos:  # else it is there a second time
+                    self._joined(self._hellos.pop(id_)[0], answer)
             now = self.clock()
             late = {node for node, until in self._hellos.values() if until <= now}
             for node in late:
