@@ -53,7 +53,7 @@ HOSTILE = {
     "the end of a round": (said(events=[event("c1", 1, event="round")]), "kind 'round'"),
     "a report that nobody waits for": (said(reports=[{"round": 7, "events": []}]), "not due"),
     "a report twice": (said(reports=[{"round": 0, "events": []}] * 2), "twice"),
-    "losses that overflow": (said(losses={"t": 1e308}), "'losses.t"),
+    "losses that overflow": (said(losses={"t": 1e308}), "no JSON"),
 }
 
 

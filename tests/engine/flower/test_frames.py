@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tapfl.engine.flower import frames
 from tapfl.engine.flower.frames import FrameError, pack, receive, unpack
 
-HEADER = {"kind": "x", "text": "Grüße \U0001f600", "numbers": [1, -2.5, 1e-300], "none": None}
+HEADER = {"kind": "x", "text": "Grüße \U0001f600", "numbers": [1, -2.5, 1e100], "none": None}
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-2**60, 2**60) | st.text(max_size=5)
-    | st.floats(allow_nan=False, allow_infinity=False),
+    | st.floats(-1e100, 1e100),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner,
                                                                 max_size=3), max_leaves=8)
 
@@ -53,11 +53,12 @@ def test_every_truncation_and_every_longer_message_is_refused():
 @pytest.mark.parametrize(("text", "reason"), [
     (b"", "no JSON"), (b"{", "no JSON"), (b"[1]", "no JSON object"), (b'"x"', "no JSON object"),
     (b'{"a": NaN}', "no JSON"), (b'{"a": [-Infinity]}', "no JSON"), (b'{"a": 1e999}', "no JSON"),
+    (b'{"a": -1e101}', "no JSON"),
     (b'{"a": 9223372036854775808}', "no JSON"), (b'{"a": ' + b"9" * 5000 + b"}", "no JSON"),
     (b'{"a": "\\ud800"}', "no JSON"), (b'{"\\uDFFF": 1}', "no JSON"), (b'{"a": "\xff"}', "no JSON"),
     (b'{"a": "\xed\xa0\x80"}', "no JSON"), (b"[" * 100_000, "no JSON"),
     (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "no JSON"), ("{}".encode("utf-16"), "no JSON")],
-    ids=range(16))
+    ids=range(17))
 def test_headers_that_are_no_plain_object(text, reason):
     with pytest.raises(FrameError, match=reason):
         unpack(framed(text))

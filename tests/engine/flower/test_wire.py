@@ -89,7 +89,6 @@ BAD_UPDATES = {
     "no samples": ({"samples": 0}, "'samples'"),
     "half a sample": ({"samples": 1.5}, "'samples'"),
     "a foreign task": ({"losses": {"v": 1.0}}, "losses of 'v'"),
-    "a loss too large": ({"losses": {"t": 1e200}}, "'losses.t"),
     "losses as a list": ({"losses": [1.0]}, "'losses'"),
     "a fault that clears the screen": ({"fault": "\x1b[2J"}, "'fault'"),
     "a fault too long": ({"fault": "x" * 3000}, "'fault'"),
@@ -129,6 +128,11 @@ BAD_EVENTS = {
         Curve("tap", 2, "c1", "t", {"<b>": 1.0}, 3).record(), "metric '<b>'"),
     "of general scores": (
         Curve("tap", 2, "c1", "t", {"general_mse": 1.0}, 3).record(), "'general_mse'"),
+    "of a reason that clears the screen": (
+        Diverged("tap", 2, "c1", [], "\x1b[2J").record(), "cannot be shown"),
+    "of blocks with long names": (
+        Replacement("tap", 2, "c1", "t", None, None, 0.0, True, ["x" * 3000]).record(),
+        "cannot be shown"),
     "of a foreign divergence": (Diverged("tap", 2, "c1", ["v"], "").record(), "no task"),
 }
 

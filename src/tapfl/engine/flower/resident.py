@@ -125,8 +125,6 @@ class Resident:
         """
         try:
             yield
-        except FrameError:  # nothing was begun
-            raise
         except BaseException as error:
             with contextlib.suppress(Exception):  # what ended it matters more
                 self._stack.__exit__(type(error), error, error.__traceback__)

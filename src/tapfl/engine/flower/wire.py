@@ -21,7 +21,7 @@ from safetensors.torch import save as bytes_of
 
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Member
-from tapfl.engine.flower.frames import Frame, FrameError, pack
+from tapfl.engine.flower.frames import LARGE, Frame, FrameError, pack
 from tapfl.engine.messages import Final, Kind, Report, Row, Update
 from tapfl.evaluation.metrics import GENERAL, METRIC_ORDER, metric_kind
 from tapfl.events import Curve, Diverged, Event, Logged, Note, OfClient, PersonalLosses, Replacement
@@ -30,11 +30,10 @@ VERSION = 1  # of what is said here; both sides must have the same
 SLACK = 1 << 20  # bytes of a body beside its blocks
 TEXT = 2000  # the longest name or reason
 MANY = 100_000
-LARGE = 1e100  # sums of numbers below it are finite
 DEEP = 50  # levels of a note's values
 
 Text = Annotated[str, Field(max_length=TEXT, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
-Number = Annotated[float, Field(ge=-LARGE, le=LARGE)]  # null stands for what is not finite
+Number = float | None  # null stands for what is not finite
 Compression = Literal["none", "zlib"]
 
 
@@ -97,7 +96,7 @@ class UpdateHeader(_Header):
     client: Text
     round: int
     samples: int = Field(ge=1)
-    losses: dict[Text, Number | None]
+    losses: dict[Text, Number]
     fault: Text | None
     events: list[dict[str, Any]] = Field(max_length=MANY)
     reports: list[ReportPart] = Field(max_length=MANY)
@@ -112,7 +111,7 @@ class FinalHeader(_Header):
     rows: list[dict[str, Any]] = Field(max_length=MANY)
     events: list[dict[str, Any]] = Field(max_length=MANY)
     reports: list[ReportPart] = Field(max_length=MANY)
-    seconds: dict[Text, Annotated[Number, Field(ge=0)]]
+    seconds: dict[Text, Annotated[float, Field(ge=0)]]
 
 
 class _Row(_Header):
@@ -122,7 +121,7 @@ class _Row(_Header):
     task: Text
     dataset: Text
     metric: Text
-    value: Number | None
+    value: Number
     samples: int = Field(ge=1)
 
 
@@ -278,8 +277,9 @@ def _events(found: Sequence[Mapping[str, Any]], due: Due, round_: int | None = N
         _same(event.client, due.member.id, "client")
         _among([event.method], due.methods, "an event of {}, which is no method of this run")
         _among(_tasks(event), due.member.tasks, "an event of {}, which is no task of this client")
-        if isinstance(event, Curve):
-            _metrics(event.values)
+        _metrics(event.values if isinstance(event, Curve) else ())
+        if not all(text.isprintable() and len(text) <= TEXT for text in _texts(event)):
+            raise FrameError(f"event '{event.kind}': a text that cannot be shown")
         if round_ is not None:
             _same(event.round, round_, "an event of round")
         elif not 0 <= event.round <= due.round:
@@ -296,6 +296,16 @@ def _tasks(event: OfClient) -> Iterable[str]:
             return event.losses
         case Diverged():
             return event.tasks
+    return ()
+
+
+def _texts(event: OfClient) -> Iterable[str]:
+    """Return the words of an event that people are shown; a note's values are data."""
+    match event:
+        case Replacement():
+            return event.blocks
+        case Diverged():
+            return [event.reason]
     return ()
 
 
