@@ -26,7 +26,7 @@ from tests.engine.flower.memory import (
 from tests.experiment import read_events, tiny_experiment
 
 GROUPS = [["shapes"], ["news"]]
-ROUNDS = 4
+ROUNDS = 3
 
 
 def small(folder, **more) -> Config:
@@ -34,7 +34,7 @@ def small(folder, **more) -> Config:
     folder.mkdir(parents=True, exist_ok=True)
     return tiny_experiment(
         folder, methods=["fedper+tap"], data={"train": 8, "test": 2}, post={"steps": 1},
-        federation={"clients": ["shapes", "news"]}, checkpoint={"every": 3},
+        federation={"clients": ["shapes", "news"]}, checkpoint={"every": 2},
         train={"rounds": ROUNDS, "cohort": 2, "local_steps": 1, "batch_size": 2},
         evaluation={"every": 2, "sample": 2, "samples": 0}, **more)
 
@@ -158,9 +158,9 @@ class Deadly(InMemory):
         return id_
 
 
-@pytest.mark.parametrize(("nth", "restarted"), [(4, False), (8, True), (9, False), (12, True)])
+@pytest.mark.parametrize(("nth", "restarted"), [(4, False), (6, True), (8, False), (10, True)])
 def test_a_server_that_is_killed_goes_on(tmp_path, calm, monkeypatch, nth, restarted):
-    """Two hellos, then two messages a round; a checkpoint is written after the third.
+    """Two hellos, then two messages a round; a checkpoint is written after the second.
 
     Its residents stay, or are made again from their folders.
     """
@@ -190,9 +190,10 @@ def test_states_that_were_undone_do_not_count(tmp_path, calm, monkeypatch):
         if isinstance(event, RoundEnded) and event.round == 2:
             raise Killed
 
-    monkeypatch.setattr(Rounds, "commit", while_alive)
+    monkeypatch.setattr(Rounds, "commit", lambda _: None)
     with pytest.raises(Killed):
         served(config, tmp_path / "server", InMemory(nodes), notify=stop)
+    monkeypatch.undo()
     served(config, tmp_path / "server", InMemory(nodes), resume=True)
     assert_same(outcome(tmp_path), expected)
 
@@ -249,9 +250,9 @@ def test_a_full_disk(tmp_path, calm, monkeypatch, when):
     assert not [e for e in found if e.get("client") == "news" and e["event"] == "personal"
                 and e["round"] == 1]
     assert [e["round"] for e in found if e["event"] == "personal" and e["client"] == "news"] == [
-        0, 2, 3]
+        0, 2]
     assert [e["round"] for e in found if e["event"] == "personal" and e["client"] == "shapes"] == [
-        0, 1, 2, 3]
+        0, 1, 2]
     store = ClientStore(tmp_path / "node1" / "state" / "fedper" / "clients")
     assert store.load("fedper+tap", "news", as_of=9) is not None
 
@@ -329,9 +330,9 @@ def test_nonsense_is_refused(resident, data, reason):
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
-    ({"round": ROUNDS}, "asked to train in round 4; this run has 4"),
+    ({"round": ROUNDS}, "asked to train in round 3; this run has 3"),
     ({"round": 10**15}, "asked to train in round 1000000000000000"),
-    ({"kind": "finish", "round": 1}, "asked to finish in round 1; this run has 4"),
+    ({"kind": "finish", "round": 1}, "asked to finish in round 1; this run has 3"),
     ({"round": 1, "awaited": [1]}, "report of round 1 in round 1")])
 def test_rounds_that_do_not_exist_are_refused(resident, changes, reason):
     assert reason in refusal(resident, ask(resident, **changes))
