@@ -215,14 +215,26 @@ def test_pruning_keeps_what_somebody_may_go_back_to(tmp_path):
     for round_ in (0, 2, 5, 7):
         store.save("tap", "a", round_, state(round_), {})
     store.flush()
-    store.prune("tap", "a", kept=(1, 4))
+    store.prune("tap", "a", 7, kept=(1, 4))
     assert on_disk(store) == [f"tap/a/00000{r}" for r in (0, 2, 5, 7)]
-    store.prune("tap", "a", kept=(4, 6))
+    store.prune("tap", "a", 7, kept=(4, 6))
     assert on_disk(store) == [f"tap/a/00000{r}" for r in (2, 5, 7)]
     for found in (store, ClientStore(tmp_path)):
         assert [value(found.load("tap", "a", as_of=r)) for r in (4, 6, 7)] == [2, 5, 7]
-    store.prune("tap", "nobody", kept=(6,))
+    store.prune("tap", "nobody", 7, kept=(6,))
     assert len(on_disk(store)) == 3
+
+
+def test_what_the_server_has_undone_pushes_nothing_out(tmp_path):
+    """It went back to round 1 and runs 2 again: states of 3 and 4 are of another past."""
+    store = ClientStore(tmp_path)
+    for round_ in (1, 2, 3, 4):
+        store.save("tap", "a", round_, state(round_), {})
+    store.save("tap", "a", 2, state(22), {})
+    store.flush()
+    store.prune("tap", "a", 2, kept=(1,))
+    assert on_disk(store) == ["tap/a/000001", "tap/a/000002"]
+    assert value(store.load("tap", "a", as_of=9)) == 22
 
 
 def test_without_a_checkpoint_the_two_newest_states_stay(tmp_path):
@@ -230,7 +242,7 @@ def test_without_a_checkpoint_the_two_newest_states_stay(tmp_path):
     for round_ in range(9):
         store.save("tap", "a", round_, state(round_), {})
         store.flush()
-        store.prune("tap", "a", kept=())
+        store.prune("tap", "a", round_, kept=())
     assert on_disk(store) == ["tap/a/000007", "tap/a/000008"]
     listing = store.listing(as_of=7)  # round 8 was cut short
     assert ClientStore(tmp_path).check(listing) is None
@@ -340,7 +352,7 @@ class StoreMachine(RuleBasedStateMachine):
     def prune(self, client):
         self.flush()
         self.floor = self.round
-        self.store.prune("tap", client, kept=(self.round,))
+        self.store.prune("tap", client, self.round, kept=(self.round,))
 
     @rule()
     def restart(self):

@@ -57,6 +57,7 @@ def _bad(name="decoder/d0", shape=(3,), dtype=torch.float32, value=1.0):
     (_bad(dtype=torch.float64), 5, "torch.float64"),
     (_bad(value=float("nan")), 5, "not finite"),
     (_bad(value=float("inf")), 5, "not finite"),
+    (_bad(value=3e38), 5, "too large to be averaged"),
     (_bad(), 0, "sample count of 0"),
     (_bad(), -3, "sample count of -3"),
     (_bad(), 10**12, "sample count"),

@@ -87,7 +87,7 @@ def test_post_train_is_taps_teacher_bit_for_bit(tmp_path, monkeypatch):
     client = both.federation[0]
     final = both.server.blocks.subset(both.method.owned(client))
     post = both.personalizers[0].after_federation(client, final)
-    both.worker.end_turn(client, ())  # train the teacher afresh
+    both.worker.end_turn(client, -1, ())  # train the teacher afresh
     both.personalizers[1].after_federation(client, final)
     teacher = BlockState.extract(both.method.teacher.blocks, final)
     assert all(torch.equal(post[n], teacher[n]) for n in final)
@@ -102,7 +102,7 @@ def test_without_distillation_the_teacher_does_not_matter(tmp_path):
     taught, untaught = (p.after_federation(client, final) for p in both.personalizers)
     assert any(not torch.equal(taught[n], untaught[n]) for n in final)
     both.method.post_train = lambda *_: final  # another teacher
-    both.worker.end_turn(client, ())
+    both.worker.end_turn(client, -1, ())
     again = both.personalizers[1].after_federation(client, final)
     assert all(torch.equal(untaught[n], again[n]) for n in final)
 

@@ -73,7 +73,7 @@ def _round(worker: Worker, server: Server, clients: Sequence[Client], round_: in
             raise TapflError(f"bench round: {fault or update.fault}")
         _, seconds = once(functools.partial(turn.personalize, round_), device)
         spent["personalize s"] += seconds
-        worker.end_turn(client, kept=())
+        worker.end_turn(client, round_, kept=())
     _, seconds = once(server.aggregate, device)
     spent["aggregate ms"] = 1e3 * seconds
     spent["total s"] = (spent["train W s"] + spent["personalize s"]

@@ -132,7 +132,7 @@ def add_table(verbs: Verbs) -> None:
 
 def _table(options: argparse.Namespace) -> None:
     from tapfl.engine.record import read_record
-    from tapfl.engine.results import read_results
+    from tapfl.engine.results import no_results, read_results
     from tapfl.report.tables import render
 
     rows: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def _table(options: argparse.Namespace) -> None:
             tasks = read_record(path).federation.tasks
             kinds |= {name: entry.kind for name, entry in tasks.items()}
     if not rows:
-        raise TapflError(f"{options.runs[0]}: no results")
+        raise no_results(options.runs[0])
     if options.columns < 1:
         raise TapflError(f"--columns {options.columns}: expected at least 1")
     if options.markdown and options.format not in (None, "markdown"):

@@ -84,13 +84,14 @@ class ClientStore:
         # The next load takes the new version; older ones need no place in memory.
         self._files.forget(self._path(Label(owner, client, v)) for v in before if v != round_)
 
-    def prune(self, owner: str, client: str, kept: Iterable[int]) -> None:
+    def prune(self, owner: str, client: str, as_of: int, kept: Iterable[int]) -> None:
         """Drop what nobody goes back to; ``kept`` are the rounds that have a checkpoint.
 
         The two newest stay: the next checkpoint may be of the round before one that was cut short.
+        What is newer than ``as_of`` is of rounds that the server has undone.
         """
         versions = self._versions((owner, client))
-        needed = set(sorted(versions)[-2:])
+        needed = set(sorted(v for v in versions if v <= as_of)[-2:])
         needed |= {max((v for v in versions if v <= round_), default=-1) for round_ in kept}
         for version in set(versions) - needed:
             path = self._path(Label(owner, client, version))

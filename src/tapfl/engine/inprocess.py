@@ -32,7 +32,7 @@ class InProcess:
                 yield Final(member.id, turn.evaluate(received))
             else:
                 yield turn.finish(received)
-            self.worker.end_turn(member, ask.kept)
+            self.worker.end_turn(member, ask.round, ask.kept)
 
     def settle(self, round_: int) -> list[Any]:
         """Have the clients' files written; return those that a round consists of."""

@@ -13,6 +13,12 @@ from tapfl.errors import TapflError
 COLUMNS = ("seed", "method", "client", "task", "dataset", "metric", "value", "samples")
 
 
+def no_results(path: Path) -> TapflError:
+    """Return what to say of a run that is complete and has no results."""
+    return TapflError(f"{path}: no results: its clients keep their scores to themselves; each "
+                      "node has those of its clients in its own folder")
+
+
 def write_results(path: Path, rows: Iterable[Row]) -> None:
     """Write the tidy results."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:

@@ -222,9 +222,12 @@ class Rounds:
         done = total - len(missing)
         index = {member.id: member.index for member in missing}
         reports: dict[str, list[Event]] = {}
+        reasons: dict[str, str] = {}
         for answer in self.clients.ask(self._ask("finish", rounds), sent):
             if isinstance(answer, Report):  # of its last round, or of one whose answer was lost
                 reports.setdefault(answer.client, []).extend(answer.events)
+            if isinstance(answer, NoAnswer):
+                reasons[answer.client] = answer.reason
             if not isinstance(answer, Final):
                 continue
             record = {**self._of(answer.client), "rows": list(answer.rows),
@@ -238,7 +241,8 @@ class Rounds:
             records[index[answer.client]] = record
             done += 1
             self.notify(ClientFinished(answer.client, done, total))
-        lost = [m.id for m, r in zip(self.members, records, strict=True) if r is None]
+        lost = [f"{m.id} ({reasons.get(m.id, 'no answer')})"
+                for m, r in zip(self.members, records, strict=True) if r is None]
         if lost:
             raise TapflError(f"{self.name}: no final models from {', '.join(lost[:5])}"
                              f"{' …' if len(lost) > 5 else ''}; continue with --resume")

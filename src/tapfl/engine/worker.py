@@ -74,11 +74,11 @@ class Worker:
         self.events.clear()
         return events
 
-    def end_turn(self, client: Member, kept: Iterable[int]) -> None:
+    def end_turn(self, client: Member, round_: int, kept: Iterable[int]) -> None:
         """Forget what only this client's turn could use, and files that nobody goes back to."""
         self.memo.end_turn()
         for owner in (self.plan.name, *(p.name for p in self.personalizers)):
-            self.store.prune(owner, client.id, kept=kept)
+            self.store.prune(owner, client.id, round_, kept)
 
 
 def _made(cls: type[T], *arguments: Any) -> T:

@@ -15,6 +15,7 @@ from tapfl.config import SAMPLES
 
 WINDOW = 20  # accepted updates of a block whose norms the bound remembers
 ENOUGH = 3  # of these, before a median says anything
+SHARE = 0.25  # of the largest number: a difference of two such values is finite
 
 
 class Server:
@@ -76,8 +77,18 @@ class Server:
         for name in update:
             if name in self.blocks and name not in owned:
                 return f"block '{name}' is not the client's"
-        return (update.misfit(self.blocks) or update.not_finite()
+        return (update.misfit(self.blocks) or update.not_finite() or _too_large(update)
                 or self.bound.refuses(update, self.blocks))
+
+
+def _too_large(update: BlockState) -> str | None:
+    """Say which block has values that are finite, but whose mean with others' might not be."""
+    largest = torch.stack([value.abs().max().double() / torch.finfo(value.dtype).max
+                           for value in update.values()]).tolist()
+    for name, share in zip(update, largest, strict=True):
+        if share > SHARE:
+            return f"block '{name}' holds values that are too large to be averaged"
+    return None
 
 
 class NormBound:

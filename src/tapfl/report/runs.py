@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tapfl.engine.record import FILE, RunRecord, read_record
-from tapfl.engine.results import read_results
+from tapfl.engine.results import no_results, read_results
 from tapfl.engine.scores import SampleScores, read_scores
 from tapfl.errors import TapflError
 
@@ -82,7 +82,7 @@ def _read_run(folder: Path) -> Run:
                          f"--resume --out {folder}")
     rows = read_results(folder / "results.csv")
     if not rows:
-        raise TapflError(f"{folder}: no results")
+        raise no_results(folder)
     return Run(folder, record, rows)
 
 

@@ -27,7 +27,9 @@ def events(folder):
 def both(tmp_path_factory):
     """The same experiment in one process, and on three nodes whose answers come in any order."""
     folder = tmp_path_factory.mktemp("flower")
-    config = tiny_experiment(folder, methods=METHODS, evaluation={"every": 2, "sample": 4})
+    config = tiny_experiment(folder, methods=METHODS, evaluation={"every": 2, "sample": 2},
+                             train={"rounds": 3}, data={"train": 12, "test": 2},
+                             post={"steps": 1})
     here = run(config, folder / "here", device="cpu")
     nodes = residents(config, folder, GROUPS)
     there = served(config, folder / "there", InMemory(nodes))

@@ -15,22 +15,23 @@ from tapfl.data.federation import Member, client_ids, load_federation, parse_id,
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.agreement import agreement
-from tapfl.engine.flower.frames import Frame, FrameError, unpack
+from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
 from tapfl.engine.flower.nodes import Nodes, Patience, Transport
 from tapfl.engine.flower.wire import (
     SLACK,
     Asked,
     Compression,
-    Refusal,
+    Due,
     ask_frame,
     read_final,
-    read_header,
+    read_refusal,
     read_update,
 )
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import model_facts
 from tapfl.engine.worker import Worker
+from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Subscriber
 from tapfl.federated.method import FederatedMethod
@@ -92,14 +93,14 @@ class Elsewhere:
         worker = Worker(plan, self._context, ClientStore(folder / "clients"),
                         Evaluator(self._tokenizer, self.config.evaluation), self.out)
         worker.check(self.kinds)
-        yield worker.method, Remote(plan.name, worker.method, self.nodes, self.compression)
+        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression)
 
 
 @dataclass
 class Remote:
     """Sends asks to the nodes that host the clients, and reads what comes back."""
 
-    run: str
+    plan: Plan
     method: FederatedMethod
     nodes: Nodes
     compression: Compression
@@ -119,54 +120,65 @@ class Remote:
         until = self.nodes.clock() + limit
         while asked and self.nodes.clock() < until:
             for id_, data in transport.pull(list(asked)).items():
-                yield from self._answers(ask, asked.pop(id_), data)
+                if id_ in asked:  # else it is there a second time
+                    yield from self._answers(ask, asked.pop(id_), data)
             if asked:
                 self.nodes.sleep(patience.poll)
         for member in asked.values():
-            self._lost(member)
-            yield NoAnswer(member.id, f"no answer within {limit:g} s")
+            yield self._lost(member, f"no answer within {limit:g} s")
 
     def _frame(self, ask: Ask, member: Member, blocks: BlockState) -> bytes:
         return ask_frame(Asked(
-            kind=ask.kind, run=self.run, client=member.id, round=ask.round, kept=list(ask.kept),
-            awaited=list(ask.awaited.get(member.id, ())), compression=self.compression), blocks)
+            kind=ask.kind, run=self.plan.name, client=member.id, round=ask.round,
+            kept=list(ask.kept), awaited=list(ask.awaited.get(member.id, ())),
+            compression=self.compression), blocks)
 
     def _answers(self, ask: Ask, member: Member, data: bytes | str) -> Iterator[Answer]:
         """Yield what is in an answer: reports of earlier rounds, then the answer itself."""
         if isinstance(data, str):
-            self._lost(member)
-            yield NoAnswer(member.id, data)
+            yield self._lost(member, one_line(data))
             return
         try:
             frame = unpack(data, self._limit(member))
-            header = read_header(frame)
-            if isinstance(header, Refusal):
-                yield NoAnswer(member.id, f"refused: {header.reason}")
+            reason = read_refusal(frame)
+            if reason is not None:
+                yield NoAnswer(member.id, f"refused: {one_line(reason)}")
                 return
             yield from self._read(ask, member, frame)
         except FrameError as error:
             yield NoAnswer(member.id, f"its answer cannot be used: {error}")
 
     def _read(self, ask: Ask, member: Member, frame: Frame) -> Iterator[Answer]:
+        due = self._due(ask, member)
         if ask.kind == "train":
-            update, reports = read_update(frame, member, ask.round, self.method.initial,
+            update, reports = read_update(frame, due, self.method.initial,
                                           self.method.exchanged(member))
             yield from reports
             yield dataclasses.replace(update, blocks=update.blocks.to(self.method.context.device))
         else:
-            final, reports = read_final(frame, member, ask.round)
+            final, reports = read_final(frame, due)
             yield from reports
             yield final
+
+    def _due(self, ask: Ask, member: Member) -> Due:
+        """Return what a client's answer may speak of."""
+        plan = self.plan
+        personal = [spec.name for spec, _ in plan.personalizers]
+        evaluated = [*personal, *([plan.name] if plan.plain else ()),
+                     *([CONSTANT] if plan.constant else ())]
+        return Due(member, ask.round, list(ask.awaited.get(member.id, ())),
+                   [plan.name, *personal], evaluated, plan.config.seed)
 
     def _limit(self, member: Member) -> int:
         """Return how many bytes a body may have."""
         return sum(self.method.initial[name].nbytes
                    for name in self.method.exchanged(member)) + SLACK
 
-    def _lost(self, member: Member) -> None:
+    def _lost(self, member: Member, why: str) -> NoAnswer:
         node = self.nodes.host(member.id)
         if node is not None:
-            self.nodes.forget(node)
+            self.nodes.forget(node, why)
+        return NoAnswer(member.id, why)
 
     def settle(self, round_: int) -> list[Any]:
         """Clients keep what they keep; each has it on disk before its answer counts."""

@@ -1,7 +1,7 @@
 """Messages as bytes, and a Unix socket that carries them. Only the standard library is needed.
 
 A frame is a small header, plain JSON, and a body of bytes. Whoever reads one from a peer checks
-both lengths before it takes the memory for them.
+both lengths before it takes the memory for them. Numbers are finite, texts can be written down.
 """
 
 from __future__ import annotations
@@ -13,18 +13,33 @@ from pathlib import Path
 from typing import Any
 
 HEADER_LIMIT = 16 << 20
+LINE = 500  # characters of a peer's words that are shown
+PIECE = 1 << 20  # bytes that are read at a time
+WHOLE = 1 << 63  # whole numbers are below it
+LARGE = 1e100  # no number is larger: sums of them are finite
 _LENGTHS = struct.Struct("!IQ")  # of the header, of the body
 
 Frame = tuple[dict[str, Any], bytes]
 
 
 class FrameError(Exception):
-    """What came is no frame."""
+    """What came is no frame, or not the one that was expected; said in one line."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(one_line(text))
+
+
+def one_line(text: str) -> str:
+    """Return a peer's words as a terminal and a log can take them."""
+    return "".join(c if c.isprintable() else " " for c in text[:LINE])
 
 
 def pack(header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return a frame as bytes."""
-    text = json.dumps(header, allow_nan=False).encode()
+    try:
+        text = json.dumps(header, allow_nan=False).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"its header cannot be written ({error})") from None
     if len(text) > HEADER_LIMIT:
         raise FrameError(f"a header of {len(text)} bytes, at most {HEADER_LIMIT} are allowed")
     return _LENGTHS.pack(len(text), len(body)) + text + body
@@ -74,7 +89,10 @@ def _check(header: int, body: int, limit: int | None) -> None:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(text)
+        header = json.loads(text.decode(), parse_float=_finite, parse_int=_whole,
+                            parse_constant=_finite)
+        if b"\\ud" in text.lower():  # half a character has an escape, but is no text
+            json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise FrameError("its header is no JSON") from None
     if not isinstance(header, dict):
@@ -82,13 +100,25 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return header
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not abs(value) <= LARGE:  # NaN is not, either
+        raise ValueError(text)
+    return value
+
+
+def _whole(text: str) -> int:
+    value = int(text)
+    if not -WHOLE < value < WHOLE:
+        raise ValueError(text)
+    return value
+
+
 def _exactly(connection: socket.socket, count: int) -> bytes:
-    held = bytearray(count)
-    view = memoryview(held)
-    done = 0
-    while done < count:
-        got = connection.recv_into(view[done:])
-        if not got:
-            raise FrameError(f"the connection ended after {done} of {count} bytes")
-        done += got
+    held = bytearray()  # it grows with what comes: a length is only a claim
+    while len(held) < count:
+        piece = connection.recv(min(count - len(held), PIECE))
+        if not piece:
+            raise FrameError(f"the connection ended after {len(held)} of {count} bytes")
+        held += piece
     return bytes(held)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tapfl.data.federation import Member
-from tapfl.engine.flower.frames import FrameError, pack, unpack
-from tapfl.engine.flower.wire import SLACK, VERSION, Hello, read_header
+from tapfl.engine.flower.frames import FrameError, one_line, pack, unpack
+from tapfl.engine.flower.wire import SLACK, Hello, read_hello
 from tapfl.errors import TapflError
 from tapfl.events import Message, Subscriber, nobody
 
@@ -64,6 +64,9 @@ class Nodes:
     refused: dict[int, str] = field(default_factory=dict, init=False)
     _hosts: dict[str, int] = field(default_factory=dict, init=False)
     _known: set[int] = field(default_factory=set, init=False)
+    _hellos: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)  # until when
+    _silent: dict[int, str] = field(default_factory=dict, init=False)  # and what was said of it
+    _behind: dict[int, int] = field(default_factory=dict, init=False)  # who has its clients
 
     def host(self, client: str) -> int | None:
         """Return the node that hosts a client, if one is connected."""
@@ -72,14 +75,27 @@ class Nodes:
     def refresh(self) -> None:
         """Find out who is connected; say hello to whoever is new."""
         there = set(self.transport.nodes())
-        for node in self._known - there:
-            self.forget(node)
-        self._greet(sorted(there - self._known - set(self.refused)))
+        for node in {*self._known, *self.refused, *self._silent} - there:
+            self._release(node)
+            for kept in (self.refused, self._silent, self._behind):
+                kept.pop(node, None)
+        now = self.clock()
+        self._hellos = {id_: (node, until) for id_, (node, until) in self._hellos.items()
+                        if node in there and until > now}
+        asked = {node for node, _ in self._hellos.values()}
+        self._greet(sorted(there - self._known - set(self.refused) - asked))
 
-    def forget(self, node: int) -> None:
-        """A node is gone, or does not answer: it has to say hello again."""
+    def forget(self, node: int, why: str) -> None:
+        """A node does not answer: it has to say hello again, and no round waits for that."""
+        self._release(node)
+        self._silent[node] = why
+
+    def _release(self, node: int) -> None:
+        """Let a node's clients connect from elsewhere, also from a node that was early."""
         self._known.discard(node)
         self._hosts = {client: at for client, at in self._hosts.items() if at != node}
+        for early in [e for e, host in self._behind.items() if host == node]:
+            del self._behind[early], self.refused[early]
 
     def wait(self, count: int) -> None:
         """Return when so many clients are connected; too few for too long is an error."""
@@ -107,24 +123,37 @@ class Nodes:
                 for index, (client, tasks) in enumerate(self.expected.items())]
 
     def _greet(self, new: Sequence[int]) -> None:
-        hello = pack({"kind": "hello"})
-        asked = {self.transport.push(node, hello, self.patience.hello): node for node in new}
-        until = self.clock() + self.patience.hello
-        while asked and self.clock() < until:
-            for id_, answer in self.transport.pull(list(asked)).items():
-                self._joined(asked.pop(id_), answer)
-            if asked:
-                self.sleep(self.patience.poll)
+        """Say hello to nodes; wait for those that have not been silent before."""
+        hello, patience = pack({"kind": "hello"}), self.patience.hello
+        for node in new:
+            self._hellos[self.transport.push(node, hello, patience)] = (
+                node, self.clock() + patience)
+        while self._hellos:
+            for id_, answer in self.transport.pull(list(self._hellos)).items():
+                if id_ in self._hellos:  # else it is there a second time
+                    self._joined(self._hellos.pop(id_)[0], answer)
+            now = self.clock()
+            late = {node for node, until in self._hellos.values() if until <= now}
+            for node in late:
+                self._no_hello(node, f"no answer within {patience:g} s")
+            if not {node for node, _ in self._hellos.values()} - set(self._silent):
+                return
+            self.sleep(self.patience.poll)
+
+    def _no_hello(self, node: int, why: str) -> None:
+        """Remember who said no hello: it may be starting still, and is asked again."""
+        if self._silent.get(node) != why:
+            self.notify(Message(f"node {node}: no hello ({why})"))
+        self._silent[node] = why
 
     def _joined(self, node: int, answer: bytes | str) -> None:
+        if isinstance(answer, str):
+            self._no_hello(node, one_line(answer))
+            return
+        self._silent.pop(node, None)
         try:
-            if isinstance(answer, str):  # it may be starting still: it is asked again
-                self.notify(Message(f"node {node}: no hello ({answer})"))
-                return
-            hello = read_header(unpack(answer, SLACK))
-            if not isinstance(hello, Hello):
-                raise FrameError("it does not say hello")
-            self._check(hello)
+            hello = read_hello(unpack(answer, SLACK))
+            self._check(node, hello)
         except FrameError as error:
             self.refused[node] = f"node {node}: {error}"
             self.notify(Message(f"refused: {self.refused[node]}"))
@@ -135,14 +164,15 @@ class Nodes:
             self.samples[client.id] = client.samples
         self.notify(Message(f"node {node} joined with {', '.join(c.id for c in hello.clients)}"))
 
-    def _check(self, hello: Hello) -> None:
+    def _check(self, node: int, hello: Hello) -> None:
         """Refuse a node that could not take part."""
-        for what, found, expected in (
-                ("messages of version", hello.version, VERSION),
-                ("configuration", hello.config, self.config),
-                ("weights", hello.weights, self.weights)):
+        for what, found, expected in (("configuration", hello.config, self.config),
+                                      ("weights", hello.weights, self.weights)):
             if found != expected:
                 raise FrameError(f"{what} {found}, the server has {expected}")
+        ids = [client.id for client in hello.clients]
+        if not ids or len(set(ids)) < len(ids):
+            raise FrameError("the same client twice" if ids else "no clients")
         for client in hello.clients:
             if client.id not in self.expected:
                 raise FrameError(f"client '{client.id}' is none of this federation")
@@ -150,5 +180,6 @@ class Nodes:
                 raise FrameError(f"client '{client.id}' has the tasks {', '.join(client.tasks)}, "
                                  f"expected {', '.join(self.expected[client.id])}")
             taken = self._hosts.get(client.id)
-            if taken is not None and taken in set(self.transport.nodes()):
+            if taken is not None:
+                self._behind[node] = taken  # it has its turn when that one is gone
                 raise FrameError(f"client '{client.id}' is already connected, by node {taken}")

@@ -59,12 +59,10 @@ class OwnFolder:
         self._here.started()
         return record
 
-    def finished(self, run: str, final: Final, journal: Mapping[str, Any]) -> None:
+    def finished(self, run: str, final: Final, journal: Sequence[Mapping[str, Any]]) -> None:
         """Keep a client's results, and bring the folder's files up to date."""
-        events = [record for _, found in sorted(journal.items(), key=lambda item: int(item[0]))
-                  for record in found]
         write_checked_json(self._final(run, final.client), {
-            "rows": list(final.rows), "events": [*events, *records(final.events)]})
+            "rows": list(final.rows), "events": [*journal, *records(final.events)]})
         done = [(plan.name, member.id, self._read(plan.name, member.id))
                 for plan in self._plans for member in self._here.members]
         whole = [found for _, _, found in done if found is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,9 @@ from tapfl.config import Config
 from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement
-from tapfl.engine.flower.frames import Frame, FrameError, pack, unpack
+from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
 from tapfl.engine.flower.wire import (
-    TEXT,
     VERSION,
     Announced,
     Asked,
@@ -102,13 +101,12 @@ class Resident:
             kind = frame[0].get("kind")
             if kind == "hello":
                 return pack(self.hello().model_dump()), nothing
-            if kind == "train":
-                return self._train(frame)
-            if kind == "finish":
-                return self._finish(frame)
-            raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
+            if kind not in ("train", "finish"):
+                raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
+            with self._whole_or_not():
+                return self._train(frame) if kind == "train" else self._finish(frame)
         except (FrameError, TapflError) as error:
-            return pack(Refusal(reason=str(error)[:TEXT]).model_dump()), nothing
+            return pack(Refusal(reason=one_line(str(error))).model_dump()), nothing
 
     def close(self) -> None:
         """Have everything written."""
@@ -119,35 +117,55 @@ class Resident:
         self._stack.close()
         self._worker = None
 
+    @contextlib.contextmanager
+    def _whole_or_not(self) -> Iterator[None]:
+        """Have a turn cut short leave nothing in memory: the next one starts from what is stored.
+
+        A disk that does not take what is written says so in one line.
+        """
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(Exception):  # what ended it matters more
+                self._stack.__exit__(type(error), error, error.__traceback__)
+            self._stack, self._worker = contextlib.ExitStack(), None
+            if isinstance(error, OSError):
+                raise TapflError(f"{self.own.path}: {error.strerror or error}") from None
+            raise
+
     def _train(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self._read(frame)
         reports = self._reports(worker, asked)
         turn = worker.turn(client)
         update = turn.train(asked.round, received)
         worker.store.flush()  # what the client keeps to itself is safe before the update counts
-        reply = update_frame(update, asked.round, reports, asked.compression)
+        shown = dataclasses.replace(update, events=self._allowed(update.events))
+        reply = update_frame(shown, asked.round, reports, asked.compression)
 
         def then() -> None:
-            events = turn.personalize(asked.round)
-            worker.store.flush()
-            self._remember(worker, asked, events)
-            worker.end_turn(client, asked.kept)
+            with self._whole_or_not():
+                events = turn.personalize(asked.round)
+                worker.store.flush()
+                self._remember(worker, asked, events)
+                worker.end_turn(client, asked.round, asked.kept)
 
         return reply, then
 
     def _finish(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self._read(frame)
         final = worker.turn(client).finish(received)
-        worker.end_turn(client, asked.kept)
+        worker.end_turn(client, asked.round, asked.kept)
         self.own.finished(worker.plan.name, final, self._journal(worker, client.id))
         return final_frame(self._shown(final), self._reports(worker, asked)), nothing
 
     def _shown(self, final: Final) -> Final:
         """Return what the server may see of a client's results."""
+        return dataclasses.replace(final, events=self._allowed(final.events),
+                                   rows=final.rows if "scores" in self.allow else ())
+
+    def _allowed(self, events: Sequence[Event]) -> list[Event]:
         kinds = tuple(kind for name in self.allow for kind in ALLOW[name])
-        return dataclasses.replace(
-            final, rows=final.rows if "scores" in self.allow else (),
-            events=[event for event in final.events if isinstance(event, kinds)])
+        return [event for event in events if isinstance(event, kinds)]
 
     def _read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
         """Return who is asked, for what, and the blocks that came with it."""
@@ -156,6 +174,9 @@ class Resident:
         client = self.here.experiment.federation.find(str(header.get("client")))
         method = worker.method
         asked, received = read_ask(frame, method.initial, method.exchanged(client))
+        rounds = worker.plan.config.train.rounds
+        if (asked.round != rounds) if asked.kind == "finish" else (asked.round >= rounds):
+            raise FrameError(f"asked to {asked.kind} in round {asked.round}; this run has {rounds}")
         return worker, client, asked, received.to(method.context.device)
 
     def _open(self, run: str) -> Worker:
@@ -174,21 +195,25 @@ class Resident:
     # What happened to X, until the server asks for it
 
     def _remember(self, worker: Worker, asked: Asked, events: Sequence[Event]) -> None:
-        journal = self._journal(worker, asked.client)
-        journal[str(asked.round)] = records(events)
-        write_checked_json(self._path(worker, asked.client), journal)
+        write_checked_json(self._path(worker, asked.client, asked.round),
+                           {"events": records(events)})
 
-    def _journal(self, worker: Worker, client: str) -> dict[str, Any]:
-        return read_checked_json(self._path(worker, client)) or {}
+    def _journal(self, worker: Worker, client: str) -> list[dict[str, Any]]:
+        """Return what happened to a client's X in all rounds."""
+        rounds = range(worker.plan.config.train.rounds)
+        return [record for round_ in rounds for record in self._heard(worker, client, round_)]
 
-    def _path(self, worker: Worker, client: str) -> Path:
+    def _heard(self, worker: Worker, client: str, round_: int) -> list[dict[str, Any]]:
+        found = read_checked_json(self._path(worker, client, round_)) or {}
+        return list(found.get("events", ()))
+
+    def _path(self, worker: Worker, client: str, round_: int) -> Path:
         folder = self.own.path / "state" / folder_name(worker.plan.name) / "reports"
-        return folder / f"{check_name(client, 'client')}.json"
+        return folder / check_name(client, "client") / f"{round_:06d}.json"
 
     def _reports(self, worker: Worker, asked: Asked) -> list[ReportPart]:
         """Return the reports that the server waits for; one that is lost is an empty one."""
-        journal = self._journal(worker, asked.client)
         kinds = {cls.kind for name in self.allow for cls in ALLOW[name]}
         return [ReportPart(round=round_, events=[
-            record for record in journal.get(str(round_), ()) if record["event"] in kinds])
-            for round_ in asked.awaited]
+            record for record in self._heard(worker, asked.client, round_)
+            if record["event"] in kinds]) for round_ in asked.awaited]
