@@ -191,3 +191,10 @@ def test_nodes_that_come_and_go_leave_nothing_behind():
         nodes.refresh()
     kept = (nodes.refused, nodes._silent, nodes._behind, nodes._hellos, nodes._hosts, nodes._known)
     assert max(map(len, kept)) <= 2
+
+
+def test_another_version_of_the_code_is_refused():
+    nodes = nodes_of(FakeNode("c0"))
+    nodes.code = "2"
+    nodes.refresh()
+    assert "code of tapfl 1, the server has 2" in nodes.refused[1]

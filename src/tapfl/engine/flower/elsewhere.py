@@ -28,6 +28,7 @@ from tapfl.engine.flower.wire import (
     read_update,
 )
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
+from tapfl.engine.record import code_digest
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import model_facts
 from tapfl.engine.worker import Worker
@@ -58,7 +59,8 @@ class Elsewhere:
         expected = {id_: kinds[parse_id(id_, groups)[1]]
                     for id_ in client_ids(self._file, self.config.federation)}
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
-                           self._context.foundation.weights, self.patience, self.notify)
+                           self._context.foundation.weights, self.patience, self.notify,
+                           code=code_digest())
         self.nodes.wait(len(expected))  # the roster is known when everybody has said hello once
         self._members = self.nodes.members()
 

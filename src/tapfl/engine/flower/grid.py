@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 
 from flwr.app import Message, MessageType
@@ -9,12 +10,15 @@ from flwr.serverapp import Grid
 
 from tapfl.engine.flower.records import content_of, frame_of
 
+UNSENT = "not sent"  # how the id of such a message begins
+
 
 class GridTransport:
     """Pushes frames to Flower's nodes and pulls their answers."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
+        self._unsent = itertools.count()
 
     def nodes(self) -> Sequence[int]:
         """Return the nodes that are connected."""
@@ -26,12 +30,12 @@ class GridTransport:
                           message_type=MessageType.QUERY, ttl=patience)
         ids = list(self._grid.push_messages([message]))
         # What Flower does not take, as a message to a node that has just left, has no answer.
-        return ids[0] if ids and ids[0] else f"not sent to {node}"
+        return ids[0] if ids and ids[0] else f"{UNSENT} {next(self._unsent)}"
 
     def pull(self, ids: Collection[str]) -> Mapping[str, bytes | str]:
         """Return the answers that have come."""
         found: dict[str, bytes | str] = {id_: "the node has left" for id_ in ids
-                                         if id_.startswith("not sent")}
+                                         if id_.startswith(UNSENT)}
         sent = [id_ for id_ in ids if id_ not in found]
         for reply in self._grid.pull_messages(sent) if sent else ():
             # A node that died has an error in its place, which comes from another one.

@@ -60,6 +60,7 @@ class Nodes:
     notify: Subscriber = nobody
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    code: str | None = None  # a checksum of the code that results depend on; None allows any
     samples: dict[str, int] = field(default_factory=dict, init=False)
     refused: dict[int, str] = field(default_factory=dict, init=False)
     _hosts: dict[str, int] = field(default_factory=dict, init=False)
@@ -166,9 +167,10 @@ class Nodes:
 
     def _check(self, node: int, hello: Hello) -> None:
         """Refuse a node that could not take part."""
-        for what, found, expected in (("configuration", hello.config, self.config),
+        for what, found, expected in (("code of tapfl", hello.code, self.code),
+                                      ("configuration", hello.config, self.config),
                                       ("weights", hello.weights, self.weights)):
-            if found != expected:
+            if expected is not None and found != expected:
                 raise FrameError(f"{what} {found}, the server has {expected}")
         ids = [client.id for client in hello.clients]
         if not ids or len(set(ids)) < len(ids):
