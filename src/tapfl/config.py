@@ -171,6 +171,40 @@ class FederationConfig(Section):
     """Refuse updates that claim more samples than this."""
 
 
+class AggregationConfig(Section):
+    """How the server puts updates together, block by block."""
+
+    rule: Literal["mean", "median", "trimmed"] = "mean"
+    """``mean``, weighted by samples; or, so that few clients cannot lead the others astray, the
+    coordinate-wise ``median`` or ``trimmed`` mean, in which all count alike. These two need three
+    contributors to a block, and take the mean of fewer: ``federation.max_update_norm`` limits them.
+    """
+    trim: float = Field(0.3, gt=0, lt=0.5)
+    """The share of values that ``trimmed`` omits at each end; one value at least."""
+
+
+class PrivacyConfig(Section):
+    """Differential privacy of each client's whole contribution.
+
+    A run with noise cannot be repeated: noise comes from the system's secure generator.
+    """
+
+    mode: Literal["none", "local", "central"] = "none"
+    """Who adds noise: each client before it sends (``local``: the server need not be trusted), or
+    the server to the sum (``central``: less noise, but the server sees every update).
+    """
+    clip: float = Field(1.0, gt=0, le=WEIGHT)
+    """The largest Euclidean norm of what a client adds to a block; more is scaled down."""
+    noise: float = Field(1.0, ge=0, le=WEIGHT)
+    """The noise's standard deviation, as a multiple of ``clip``."""
+    delta: float = Field(1e-5, gt=0, lt=1)
+    """The delta at which epsilon is stated."""
+    secret_cohort: bool = False
+    """Draw cohorts from a secret generator, not from the seed, so that epsilon may count on nobody
+    knowing who took part (``central`` only).
+    """
+
+
 class DataConfig(Section):
     """Where samples come from, and how many each data set has.
 
@@ -485,6 +519,8 @@ class Config(Section):
     lora: LoraConfig = LoraConfig()
     decoder: DecoderConfig = DecoderConfig()
     federation: FederationConfig = FederationConfig()
+    aggregation: AggregationConfig = AggregationConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     data: DataConfig = DataConfig()
     train: TrainConfig = TrainConfig()
     post: PostConfig = PostConfig()
@@ -513,6 +549,19 @@ class Config(Section):
         if self.post.use_holdout and not self.federation.holdout:
             raise ValueError("post.use_holdout: nothing is held out; set federation.holdout, e.g. "
                              "to 0.1")
+        return self
+
+    @model_validator(mode="after")
+    def _private(self) -> Config:
+        if self.privacy.secret_cohort and self.privacy.mode != "central":
+            raise ValueError("privacy.secret_cohort: only noise at the server counts on it; set "
+                             "privacy.mode to central")
+        if self.privacy.mode == "central" and self.aggregation.rule != "mean":
+            raise ValueError(f"aggregation.rule: {self.aggregation.rule}: noise at the server "
+                             "(privacy.mode: central) is stated for a mean; expected mean")
+        if self.privacy.mode == "central" and self.federation.max_update_norm is not None:
+            raise ValueError("federation.max_update_norm: whom it refuses depends on data, which "
+                             "privacy.mode: central does not allow for; privacy.clip bounds norms")
         return self
 
     @model_validator(mode="after")

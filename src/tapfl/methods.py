@@ -26,8 +26,8 @@ SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED, "ditto", "apfl")}
 # What a variant may set. The sections of personalizers, and the settings of one's own personalizer,
 # leave W alone: methods that differ in these share a federated run.
 PERSONAL_SECTIONS = ("tap", "post", "ditto", "apfl")
-METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat",
-                   "fedprox", "fedrep", "fedala")
+METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "aggregation", "privacy", "perfedavg",
+                   "disentafl", "feddat", "fedprox", "fedrep", "fedala")
 
 
 @dataclass(frozen=True)

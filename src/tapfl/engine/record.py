@@ -23,6 +23,7 @@ from tapfl import __version__
 from tapfl.config import MAX_THREADS, CheckpointConfig, Config, SpeedConfig
 from tapfl.data.federation import FederationFile
 from tapfl.engine.files import write_json
+from tapfl.engine.promise import Promise
 from tapfl.errors import TapflError
 from tapfl.events import RowsDropped
 from tapfl.reading import check
@@ -30,7 +31,8 @@ from tapfl.reading import check
 FILE = "run.json"
 FORMAT = 2
 MAX_BYTES = 64 << 20
-RESULT_ROOMS = ("kernels", "data", "model", "federated", "personal", "evaluation", "engine")
+RESULT_ROOMS = ("kernels", "privacy", "data", "model", "federated", "personal", "evaluation",
+                "engine")
 
 
 class Times(BaseModel):
@@ -62,8 +64,8 @@ class RunRecord(BaseModel):
 
     ``models`` says which method's model ``predict`` takes by default, ``shared`` which federated
     runs end with one model for all clients. ``data`` says where each task's samples come from,
-    ``dropped`` which rows could not be used. ``times`` are those of each federated run. ``began``
-    is set while a process is at work.
+    ``dropped`` which rows could not be used. ``times`` are those of each federated run,
+    ``privacy`` what its noise promised. ``began`` is set while a process is at work.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
@@ -92,6 +94,7 @@ class RunRecord(BaseModel):
     parameters: dict[str, Any]
     memory: dict[str, int] = {}
     times: dict[str, Times] = {}
+    privacy: dict[str, Promise] = {}
 
     def save(self, folder: Path) -> None:
         """Write run.json."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
 from tapfl.engine.messages import Clients, Row
+from tapfl.engine.promise import expected_contributors, in_words, promise, together
 from tapfl.engine.record import (
     RunRecord,
     check_unchanged,
@@ -33,10 +35,12 @@ from tapfl.engine.site import Here, MakeSite
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.events import ClientFinished, Event, Message, RoundEnded, Subscriber, nobody
+from tapfl.federated.aggregation import find_aggregation
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.server import Server
 from tapfl.methods import folder_name, names_own_code
 from tapfl.model.summary import parameters
+from tapfl.privacy.accountant import accounting
 
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
@@ -55,6 +59,8 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         raise TapflError(f"{out}: the run has methods of your own; name the folder that they are "
                          "imported from with --modules DIR")
     plans = plan(config, modules, installed=not resume)
+    if any(each.config.privacy.mode != "none" for each in plans):
+        accounting()  # it is missed now rather than in the end
     with RunFolder(out, resume) as folder:
         record = None if folder.is_new else _continued(out, config)
         if record and record.finished and (out / "results.csv").is_file():
@@ -132,6 +138,8 @@ class _Run:
             self._record_method(each.name, method)
             rounds = self._rounds(each, folder, method, clients, log)
             rows = rounds.run(resume=self.resumed)
+            if each.config.privacy.mode != "none":
+                self._promise(each, method, log.cohorts())
             if rounds.times is not None:
                 self.record.times[each.name] = rounds.times
             exchanges = any(method.exchanged(m) for m in self.site.kinds)
@@ -144,9 +152,12 @@ class _Run:
     def _rounds(self, each: Plan, folder: Path, method: FederatedMethod, clients: Clients,
                 log: EventLog) -> Rounds:
         config, members = each.config, self.site.members
+        expected = expected_contributors(members, method.exchanged, config.train.cohort)
         server = Server(method.initial, len(members), config.train.cohort, config.seed,
                         max_update_norm=config.federation.max_update_norm,
-                        max_samples=config.federation.max_samples)
+                        max_samples=config.federation.max_samples,
+                        aggregation=find_aggregation(config, expected),
+                        secret=config.privacy.secret_cohort)
 
         def notify(event: Event) -> None:
             self._under_way = True
@@ -156,6 +167,18 @@ class _Run:
 
         return Rounds(each.name, config, members, server, method.exchanged, clients,
                       Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify)
+
+    def _promise(self, each: Plan, method: FederatedMethod,
+                 cohorts: Sequence[Sequence[str]]) -> None:
+        """Record what the noise promised, in this federated run and in all so far."""
+        privacy = self.record.privacy
+        privacy[each.name] = promise(each.config, self.site.members, method.exchanged, cohorts)
+        self.notify(Message(f"privacy: {in_words(each.name, privacy[each.name])}"))
+        if len(privacy) > 1:
+            delta = each.config.privacy.delta
+            self.notify(Message("privacy: all federated runs on these data together: epsilon "
+                                f"{together(privacy, delta) or math.inf:.3g} at delta {delta:g}"))
+        self.record.save(self.out)
 
     def _record_method(self, name: str, method: FederatedMethod) -> None:
         """Record the blocks that a method has beside the common ones, as FedDAT's adapters."""
