@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from tapfl import __version__
 from tapfl.bench.command import add_bench
 from tapfl.cli.models import add_export, add_model, add_predict, add_pretrain
+from tapfl.cli.privacy import add_privacy
 from tapfl.cli.results import add_footprint, add_report, add_table, add_verdict, add_watch
 from tapfl.cli.run import add_run
 from tapfl.cli.settings import add_presets, add_setup_metrics, add_show, add_validate
@@ -80,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (add_run, add_report, add_watch, add_table, add_verdict, add_footprint,
+    for add in (add_run, add_report, add_watch, add_table, add_verdict, add_footprint, add_privacy,
                 add_reproduce, add_deploy, add_predict, add_export, add_presets, add_show,
                 add_validate, add_model, add_pretrain, add_setup_metrics, add_bench):
         add(verbs)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from tapfl.blocks import BlockState, Ownership
 from tapfl.config import Config, PrivacyConfig
-from tapfl.data.federation import Member
-from tapfl.privacy.accountant import Releases, epsilon
+from tapfl.data.federation import Member, load_federation, tasks_of
+from tapfl.federated.server import Server
+from tapfl.privacy.accountant import Releases, epsilon, needed_noise
 
 Exchanged = Callable[[Member], Sequence[str]]
 
@@ -51,6 +53,26 @@ def promise(config: Config, members: Sequence[Member], exchanged: Exchanged,
         releases={m.id: (len(exchanged(m)), len(rounds) if secret else taken[m.id])
                   for m in members})
     return found.model_copy(update=_worst([found], privacy.delta))
+
+
+def planned(config: Config) -> Promise:
+    """Return what FedAvg would promise with a configuration, before anything is run."""
+    file = load_federation(config.federation)
+    ownership = Ownership(file.task_table(), config.backbone.kind)
+    members = [Member(id_, index, tuple(tasks), 1)
+               for index, (id_, tasks) in enumerate(tasks_of(file, config.federation).items())]
+    server = Server(BlockState({}, {}), len(members), config.train.cohort, config.seed)
+    cohorts = [[members[i].id for i in server.cohort(round_)]
+               for round_ in range(config.train.rounds)]
+    return promise(config, members, lambda member: sorted({
+        block for task in member.tasks for block in ownership.blocks_of_task(task)}), cohorts)
+
+
+def noise_for(found: Promise, target: float) -> float:
+    """Return the noise at which no client's epsilon is above a target."""
+    releases = {found.of(client) for client in found.releases}
+    return max(needed_noise([each], found.privacy.delta, target) for each in releases
+               if each.blocks and each.rounds)
 
 
 def together(promises: Mapping[str, Promise], delta: float) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config
-from tapfl.data.federation import Member, client_ids, load_federation, parse_id, taking_part
+from tapfl.data.federation import Member, load_federation, taking_part, tasks_of
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.agreement import agreement
@@ -54,10 +54,7 @@ class Elsewhere:
         self._file = load_federation(self.config.federation)
         self._part = taking_part(self._file, self.config.federation)
         self._context, self._tokenizer = build_model(self.config, self.device)
-        kinds = {entry.name: list(entry.tasks) for entry in self._part.clients}
-        groups = self.config.federation.groups
-        expected = {id_: kinds[parse_id(id_, groups)[1]]
-                    for id_ in client_ids(self._file, self.config.federation)}
+        expected = tasks_of(self._file, self.config.federation)
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            self._context.foundation.weights, self.patience, self.notify,
                            code=code_digest())
