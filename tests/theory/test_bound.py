@@ -66,12 +66,12 @@ def test_the_proof_has_a_third_of_the_blocks():
 
 def test_the_weighted_form_by_hand():
     found = bound(SETTING, [0.01, 0.005], "weighted").terms
-    assert found["gap"] == pytest.approx(56 / 3 / 0.015)
+    assert found["gap"] == pytest.approx(4 * 7 / 3 / 0.015)
     # at most 3/4 by counting blocks, at most 1/1 by the fewest owners
-    assert found["noise"] == pytest.approx(8 * 0.5 * 2 * 0.75 / 0.015 * 1.25e-4)
+    assert found["noise"] == pytest.approx(4 * 0.5 * 2 * 0.75 / 0.015 * 1.25e-4)
     uneven = 2 / 4 * 3 + 4 / 4 * 5
-    assert found["heterogeneity"] == pytest.approx(24 * 0.5 * 3 * uneven / 0.015 * 1.25e-4)
-    assert found["drift"] == pytest.approx(16 * 9 * 0.25 * (2 / 3 + uneven) / 0.015 * 1.125e-6)
+    assert found["heterogeneity"] == 0
+    assert found["drift"] == pytest.approx(8 * 9 * 0.25 * (2 / 3 + uneven) / 0.015 * 1.125e-6)
 
 
 @given(settings, st.floats(0.01, 1), st.integers(1, 50))

@@ -5,8 +5,8 @@ of the right side differ in what stands in the sums (docs/theory.md derives them
 
     theorem   as the theorem states it: its last term has R sigma^2
     proof     as its proof ends: (R + 1) / 3 instead of R
-    weighted  blocks weighted by their share of owners. It also holds where a loss couples blocks that
-              different numbers of clients own, and keeps the factor tau that the proof drops.
+    weighted  our own, smaller: blocks weigh by their share of owners. It also holds where a loss
+              couples blocks that different numbers of clients own, and proves the theorem there.
 """
 
 from __future__ import annotations
@@ -178,11 +178,11 @@ def _weighted(setting: Setting, step_sizes: Sequence[float], form: str) -> Bound
     def costs(block: Block) -> dict[str, float]:
         uneven = setting.share(block) * block.heterogeneity
         return {
-            "noise": 8 * smoothness * noise * setting.weighted_noise / count * squares / total,
-            "heterogeneity": 24 * smoothness * tau * uneven * squares / total,
-            "drift": 16 * tau**2 * smoothness**2 * (noise / 3 / count + uneven) * cubes / total}
+            "noise": 4 * smoothness * noise * setting.weighted_noise / count * squares / total,
+            "heterogeneity": 0.0,  # in the mean of a block's owners it cancels, but for drift
+            "drift": 8 * tau**2 * smoothness**2 * (noise / 3 / count + uneven) * cubes / total}
 
-    return _put_together(setting, form, 8 * setting.gap / (tau * total), costs)
+    return _put_together(setting, form, 4 * setting.gap / (tau * total), costs)
 
 
 def _put_together(setting: Setting, form: str, gap: float,

@@ -15,7 +15,11 @@ from tapfl.theory.simulate import Array, Layout
 
 @dataclass(frozen=True)
 class Quadratic:
-    """A federation of quadratic losses; noise is Gaussian, sigma^2 in total for each client."""
+    """A federation of quadratic losses.
+
+    Noise is Gaussian and the same for every parameter; ``noise`` is sigma^2, the whole of it for
+    the client with most parameters.
+    """
 
     layout: Layout
     hessians: Array  # (clients, parameters, parameters)
@@ -34,7 +38,7 @@ class Quadratic:
     def noisy_gradient(self, client: int, states: Array, rng: np.random.Generator) -> Array:
         """Return the gradient with noise on the client's own parameters."""
         mask = self.layout.mask(client)
-        scale = np.sqrt(self.noise / mask.sum())
+        scale = np.sqrt(self.noise / (self.layout.owned @ self.layout.sizes).max())
         return self.gradient(client, states) + rng.normal(size=states.shape) * scale * mask
 
     @property
@@ -72,11 +76,11 @@ class Quadratic:
         return np.asarray(found)
 
 
-def ring(clients: int, blocks: int, owners: int, size: int) -> Layout:
-    """Return a layout in which block r belongs to clients r, r + 1, ..., as many as it has owners."""
+def dealt(clients: int, blocks: int, owners: int, size: int) -> Layout:
+    """Return a layout in which every block has as many owners, dealt to the clients in turn."""
     owned = np.zeros((clients, blocks), dtype=bool)
     for r in range(blocks):
-        owned[(r + np.arange(owners)) % clients, r] = True
+        owned[(r * owners + np.arange(owners)) % clients, r] = True
     return Layout(owned, (size,) * blocks)
 
 
