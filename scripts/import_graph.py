@@ -13,7 +13,7 @@ ROOMS = [
     {"tapfl"},  # the package itself: its version
     {"errors"}, {"reading", "tasks", "events"}, {"blocks", "config"}, {"methods", "kernels"},
     {"data"}, {"model"}, {"federated"}, {"personal"}, {"evaluation"}, {"engine"}, {"use"},
-    {"report"}, {"experiments"}, {"pretrain", "bench", "deploy"}, {"cli"}, {"__main__"},
+    {"report"}, {"experiments"}, {"pretrain", "bench", "deploy", "theory"}, {"cli"}, {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -1,6 +1,7 @@
 """The bound against closed forms, its monotonicity, and bad input."""
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -152,7 +153,7 @@ def test_the_first_limit_is_the_one_that_counts(smoothness, tau):
 def test_with_a_diminishing_step_size_the_bound_goes_to_zero_slowly():
     alpha = max_step_size(SETTING.smoothness, SETTING.local_steps)
     totals = [bound(SETTING, diminishing(alpha, 10**n)).total for n in range(6)]
-    assert all(b < a for a, b in zip(totals, totals[1:], strict=False))
+    assert all(b < a for a, b in itertools.pairwise(totals))
     assert totals[5] > totals[0] / 13  # the sum of 1 / (t + 1) is 12.1 after 100,000 rounds
 
 
@@ -181,5 +182,5 @@ def test_bad_blocks_and_steps():
                            ([0.01, 1.0], "round 1: 1 is above 0.01389")):
         with pytest.raises(TapflError, match=message):
             bound(SETTING, steps)
-    with pytest.raises(TapflError, match="unknown form 'prof'.*proof"):
+    with pytest.raises(TapflError, match=r"unknown form 'prof'.*proof"):
         bound(SETTING, [0.01], "prof")

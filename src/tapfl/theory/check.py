@@ -55,7 +55,7 @@ class Checked:
 def check_quadratic(name: str, problem: Quadratic, local_steps: int, step_size: float,
                     start: Array | None = None, rounds: int = ROUNDS,
                     noise: float | None = None) -> Checked:
-    """Check the theorem on quadratics: all constants but zeta are exact, and zeta is the largest met.
+    """Check the theorem on quadratics: constants are exact, but for zeta, the largest met.
 
     ``noise`` is a larger sigma^2 to assume, so that several problems share one.
     """
@@ -72,7 +72,7 @@ def check_quadratic(name: str, problem: Quadratic, local_steps: int, step_size: 
 
 
 def check_network(name: str, local_steps: int, rounds: int = ROUNDS, draws: int = 8) -> Checked:
-    """Check it on a small network; L and sigma^2 are the largest met on the way, and so estimates."""
+    """Check it on a small network; L and sigma^2 are estimates, the largest met on the way."""
     problem = tiny_network(PAIRS)
     start = np.random.default_rng(SEED).normal(size=sum(problem.layout.sizes)) * 0.7
     # A first walk finds how steep the losses are where the second one goes.

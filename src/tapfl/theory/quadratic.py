@@ -1,7 +1,7 @@
 """Quadratic losses with known constants: the theorem can be checked to the last digit.
 
-g_i(W) = 1/2 (W - c_i)^T H_i (W - c_i) on the client's own blocks. Where every H_i is block-diagonal,
-the loss is a sum over blocks and the theorem's f exists; elsewhere it need not.
+g_i(W) = 1/2 (W - c_i)^T H_i (W - c_i) on the client's own blocks. Where every H_i is
+block-diagonal, the loss is a sum over blocks and the theorem's f exists; elsewhere it need not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Quadratic:
         """Return the gradient with noise on the client's own parameters."""
         mask = self.layout.mask(client)
         scale = np.sqrt(self.noise / (self.layout.owned @ self.layout.sizes).max())
-        return self.gradient(client, states) + rng.normal(size=states.shape) * scale * mask
+        return np.asarray(self.gradient(client, states)
+                          + rng.normal(size=states.shape) * scale * mask)
 
     @property
     def smoothness(self) -> float:
@@ -91,7 +92,7 @@ def separable(layout: Layout, spread: float, noise: float, seed: int = 0) -> Qua
     curvatures equal, their drifts would cancel in the mean.
     """
     rng = np.random.default_rng(seed)
-    count, blocks = layout.owned.shape
+    count = layout.clients
     curvatures = rng.uniform(0.2, 1.0, size=(count, sum(layout.sizes)))
     curvatures[0, layout.mask(0)] = 1.0
     masks = np.stack([layout.mask(i) for i in range(count)])

@@ -1,4 +1,4 @@
-"""Block-wise FedAvg with plain SGD and full participation, as the theorem has it, and its left side.
+"""Block-wise FedAvg with plain SGD and full participation, as in the theorem, and its left side.
 
 Several draws of the noise run side by side: a state has the shape (draws, parameters). Their mean
 stands for the expectation.
@@ -136,9 +136,10 @@ def measure(problem: Problem, start: Array, step_sizes: Sequence[float], local_s
         field, uneven = mean_field(problem, each)
         found.append(layout.per_block(field**2).mean(axis=0))
         apart = np.maximum(apart, uneven.max(axis=0))
-    sides = [time_average([float((f * p).sum()) for f in found], step_sizes)
-             for p in (np.ones_like(shares), shares, shares**2)]
-    return Measured(*sides, tuple(apart.tolist()), states)
+    field_side, weighted, gradient = (
+        time_average([float((f * p).sum()) for f in found], step_sizes)
+        for p in (np.ones_like(shares), shares, shares**2))
+    return Measured(field_side, weighted, gradient, tuple(apart.tolist()), states)
 
 
 def right_sides(setting: Setting, step_sizes: Sequence[float]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """A small network with blocks as in the paper, whose constants have to be estimated.
 
-A client has one modality and one task. Its inputs go through the modality's encoder, a shared layer
-and the task's decoder, so that its loss couples three blocks which different numbers of clients own.
+A client has one modality and one task. Its inputs go through the modality's encoder, a shared
+layer and the task's decoder: its loss couples three blocks that different numbers of clients own.
 """
 
 from __future__ import annotations
