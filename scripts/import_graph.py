@@ -14,7 +14,7 @@ ROOMS = [
     {"errors"}, {"reading", "tasks", "events"}, {"blocks", "config"},
     {"methods", "kernels", "privacy"}, {"data"}, {"model"}, {"federated"}, {"personal"},
     {"evaluation"}, {"engine"}, {"use"}, {"report"}, {"experiments"},
-    {"pretrain", "bench", "deploy"}, {"cli"}, {"__main__"},
+    {"pretrain", "bench", "deploy", "theory"}, {"cli"}, {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 

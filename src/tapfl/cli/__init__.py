@@ -22,6 +22,7 @@ from tapfl.cli.settings import add_presets, add_setup_metrics, add_show, add_val
 from tapfl.deploy.command import add_deploy
 from tapfl.errors import TapflError
 from tapfl.experiments.command import add_reproduce
+from tapfl.theory.command import add_bound
 
 
 def entry() -> None:
@@ -83,6 +84,6 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     for add in (add_run, add_report, add_watch, add_table, add_verdict, add_footprint, add_privacy,
                 add_reproduce, add_deploy, add_predict, add_export, add_presets, add_show,
-                add_validate, add_model, add_pretrain, add_setup_metrics, add_bench):
+                add_validate, add_model, add_bound, add_pretrain, add_setup_metrics, add_bench):
         add(verbs)
     return parser
