@@ -27,6 +27,7 @@ from tapfl.tasks import check_name
 # The files that belong to a round: owner, client -> version, checksum. A checkpoint lists them.
 Listing = list[tuple[str, str, int, str]]
 Key = tuple[str, str]
+Files = Mapping[str, tuple[int, str]]  # of a client: by owner, the version and its checksum
 
 
 class ClientStore:
@@ -147,6 +148,41 @@ class ClientStore:
             return str(error)
         return None if found == digest else f"{path}: not the file that the checkpoint lists"
 
+    # Several processes at work in one folder: each is told which files count
+
+    def newest(self, client: str, owners: Iterable[str], as_of: int) -> Files:
+        """Return the newest files of a client, by owner; they have been written, or adopted."""
+        found = {}
+        for owner in owners:
+            versions = self._known.get((owner, client), {})
+            past = [version for version in versions if version <= as_of]
+            if past:
+                found[owner] = (max(past), versions[max(past)])
+        return found
+
+    def adopt(self, client: str, owners: Iterable[str], files: Files) -> None:
+        """Take these files of a client for the truth, whatever else lies there."""
+        for owner in owners:
+            versions: dict[int, str] = {}
+            if owner in files:
+                version, digest = files[owner]
+                versions = {v: "" for v in self._there((owner, client)) if v < version}
+                versions[version] = digest
+            self._known[owner, client] = versions
+
+    def note(self, client: str, files: Files) -> None:
+        """Remember that another process wrote these; a client's two newest versions count."""
+        for owner, (version, digest) in files.items():
+            versions = self._known.setdefault((owner, client), {})
+            versions[version] = digest
+            for old in sorted(versions)[:-2]:
+                del versions[old]
+
+    def release(self, client: str, owners: Iterable[str]) -> None:
+        """Forget a client, which another process may serve next."""
+        for owner in owners:
+            self._known.pop((owner, client), None)
+
     # Files
 
     def _write(self, path: Path, label: Label, state: BlockState,
@@ -162,6 +198,10 @@ class ClientStore:
 
     def _versions(self, key: Key) -> dict[int, str]:
         if key not in self._known:
-            files = [] if self._complete else self._folder(key).glob("*.safetensors")
-            self._known[key] = {int(p.stem): "" for p in files if p.stem.isdigit()}
+            self._known[key] = {} if self._complete else dict.fromkeys(self._there(key), "")
         return self._known[key]
+
+    def _there(self, key: Key) -> list[int]:
+        """Return the versions that are on disk."""
+        return [int(path.stem) for path in self._folder(key).glob("*.safetensors")
+                if path.stem.isdigit()]

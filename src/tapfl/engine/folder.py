@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from filelock import FileLock, Timeout
 
@@ -15,6 +17,7 @@ from tapfl.engine.record import FILE
 from tapfl.errors import TapflError
 
 LOCK = ".lock"
+WORKERS = ".workers"  # locked by every worker process of the run together
 MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores", "samples",
         "labels.json", "verdict.csv")  # what a run writes
 
@@ -55,7 +58,7 @@ class RunFolder:
             raise TapflError(f"{self.path} already holds a run: continue it with --resume, "
                              "or choose another --out")
         # What a crash left of a start counts for nothing; a deployment has its own files here.
-        own = {LOCK, f".{FILE}.partial", "deploy"}
+        own = {LOCK, WORKERS, f".{FILE}.partial", "deploy"}
         if self.is_new and any(p.name not in own for p in self.path.iterdir()):
             raise TapflError(f"{self.path} is in the way: it is no run and not empty")
 
@@ -88,6 +91,30 @@ class RunFolder:
         if self._made:
             with contextlib.suppress(OSError):
                 self.path.rmdir()
+
+
+def work_beside(folder: Path) -> IO[bytes]:
+    """Say that a worker of the run writes into its folder: while the returned file is open."""
+    file = (folder / WORKERS).open("ab")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def nobody_at_work(folder: Path, patience: float = 60.0, forget: bool = False) -> None:
+    """Return when no worker writes there any more; those of a process that was killed end soon."""
+    until = time.monotonic() + patience
+    with (folder / WORKERS).open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TapflError(f"{folder}: workers of an earlier process are still at work "
+                                     f"here after {patience:g} s") from None
+                time.sleep(0.05)
+        if forget:
+            (folder / WORKERS).unlink(missing_ok=True)
 
 
 def drop_models(folder: Path) -> None:

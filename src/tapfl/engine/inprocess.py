@@ -42,13 +42,18 @@ class InProcess:
     def keeps(self, member: Member, models: Mapping[str, str], scores: Mapping[str, str],
               samples: Mapping[str, str]) -> bool:
         """Compare the checksums that the files carry."""
-        worker = self.worker
-        return all(found(path(method, member.id)) == digest
-                   for path, found, files in ((worker.model_path, header_digest, models),
-                                              (worker.scores_path, header_digest, scores),
-                                              (worker.samples_path, samples_digest, samples))
-                   for method, digest in files.items())
+        return kept_files(self.worker, member, models, scores, samples)
 
     def check(self, listed: Sequence[Any]) -> str | None:
         """Compare the clients' files with what a checkpoint lists."""
         return self.worker.store.check(listed)
+
+
+def kept_files(worker: Worker, member: Member, models: Mapping[str, str],
+               scores: Mapping[str, str], samples: Mapping[str, str]) -> bool:
+    """Return whether a client's files in a worker's folder have these checksums."""
+    return all(found(path(method, member.id)) == digest
+               for path, found, files in ((worker.model_path, header_digest, models),
+                                          (worker.scores_path, header_digest, scores),
+                                          (worker.samples_path, samples_digest, samples))
+               for method, digest in files.items())

@@ -7,22 +7,20 @@ which is a run's folder: `predict`, `export` and `report` work there without a s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tapfl import __version__
-from tapfl.blocks import BlockState
 from tapfl.config import Config
-from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
+from tapfl.engine.flower.turns import Turns
 from tapfl.engine.flower.wire import (
     VERSION,
     Announced,
@@ -31,13 +29,11 @@ from tapfl.engine.flower.wire import (
     Refusal,
     ReportPart,
     final_frame,
-    read_ask,
     records,
     update_frame,
 )
 from tapfl.engine.messages import Final
 from tapfl.engine.record import code_digest
-from tapfl.engine.registry import plan
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
@@ -52,7 +48,6 @@ from tapfl.events import (
     Subscriber,
     nobody,
 )
-from tapfl.methods import folder_name
 from tapfl.tasks import check_name
 
 # What an operator may allow to leave the node beside updates, and the events that belong to it.
@@ -66,7 +61,7 @@ def nothing() -> None:
     """Do nothing after a reply."""
 
 
-class Resident:
+class Resident(Turns):
     """The clients of one node, between messages.
 
     ``hosted`` are their ids. ``allow`` names what may leave the node beside W's updates: keys of
@@ -76,13 +71,11 @@ class Resident:
     def __init__(self, config: Config, hosted: Sequence[str], out: Path, *, device: str = "cpu",
                  allow: Collection[str] = (), notify: Subscriber = nobody,
                  modules: Path | None = None) -> None:
-        self.config, self.allow = config, frozenset(allow)
-        self._plans = {each.name: each for each in plan(config, modules)}
+        self.allow = frozenset(allow)
         federation = config.federation.model_copy(update={"clients": tuple(hosted)})
-        self.here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
-        self.own = OwnFolder(out, self.here, list(self._plans.values()))
-        self._stack = contextlib.ExitStack()
-        self._worker: Worker | None = None
+        here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
+        super().__init__(config, here, out, modules)
+        self.own = OwnFolder(out, here, list(self._plans.values()))
 
     def hello(self) -> Hello:
         """Return what this node says of itself."""
@@ -103,38 +96,18 @@ class Resident:
                 return pack(self.hello().model_dump()), nothing
             if kind not in ("train", "finish"):
                 raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
-            with self._whole_or_not():
+            with self.whole_or_not():
                 return self._train(frame) if kind == "train" else self._finish(frame)
         except (FrameError, TapflError) as error:
             return pack(Refusal(reason=one_line(str(error))).model_dump()), nothing
 
     def close(self) -> None:
         """Have everything written."""
-        self._leave()
+        self.leave()
         self.own.close()
 
-    def _leave(self) -> None:
-        self._stack.close()
-        self._worker = None
-
-    @contextlib.contextmanager
-    def _whole_or_not(self) -> Iterator[None]:
-        """Have a turn cut short leave nothing in memory: the next one starts from what is stored.
-
-        A disk that does not take what is written says so in one line.
-        """
-        try:
-            yield
-        except BaseException as error:
-            with contextlib.suppress(Exception):  # what ended it matters more
-                self._stack.__exit__(type(error), error, error.__traceback__)
-            self._stack, self._worker = contextlib.ExitStack(), None
-            if isinstance(error, OSError):
-                raise TapflError(f"{self.own.path}: {error.strerror or error}") from None
-            raise
-
     def _train(self, frame: Frame) -> tuple[bytes, Then]:
-        worker, client, asked, received = self._read(frame)
+        worker, client, asked, received = self.read(frame)
         reports = self._reports(worker, asked)
         turn = worker.turn(client)
         update = turn.train(asked.round, received)
@@ -143,7 +116,7 @@ class Resident:
         reply = update_frame(shown, asked.round, reports, asked.compression)
 
         def then() -> None:
-            with self._whole_or_not():
+            with self.whole_or_not():
                 events = turn.personalize(asked.round)
                 worker.store.flush()
                 self._remember(worker, asked, events)
@@ -152,7 +125,7 @@ class Resident:
         return reply, then
 
     def _finish(self, frame: Frame) -> tuple[bytes, Then]:
-        worker, client, asked, received = self._read(frame)
+        worker, client, asked, received = self.read(frame)
         final = worker.turn(client).finish(received)
         worker.end_turn(client, asked.round, asked.kept)
         self.own.finished(worker.plan.name, final, self._journal(worker, client.id))
@@ -166,31 +139,6 @@ class Resident:
     def _allowed(self, events: Sequence[Event]) -> list[Event]:
         kinds = tuple(kind for name in self.allow for kind in ALLOW[name])
         return [event for event in events if isinstance(event, kinds)]
-
-    def _read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
-        """Return who is asked, for what, and the blocks that came with it."""
-        header = frame[0]
-        worker = self._open(str(header.get("run")))
-        client = self.here.experiment.federation.find(str(header.get("client")))
-        method = worker.method
-        asked, received = read_ask(frame, method.initial, method.exchanged(client))
-        rounds = worker.plan.config.train.rounds
-        if (asked.round != rounds) if asked.kind == "finish" else (asked.round >= rounds):
-            raise FrameError(f"asked to {asked.kind} in round {asked.round}; this run has {rounds}")
-        return worker, client, asked, received.to(method.context.device)
-
-    def _open(self, run: str) -> Worker:
-        """Return the worker of a federated run; one at a time is held."""
-        if self._worker is None or self._worker.plan.name != run:
-            if run not in self._plans:
-                raise TapflError(f"no federated run '{run}' in this node's configuration")
-            self._leave()
-            folder = self.own.path / "state" / folder_name(run)
-            store = self._stack.enter_context(self.here.store(folder))
-            self._worker = Worker(self._plans[run], self.here.experiment.context, store,
-                                  self.here.evaluator, self.own.path, samples=self.here.samples)
-            self._worker.check(self.here.kinds)
-        return self._worker
 
     # What happened to X, until the server asks for it
 
@@ -208,8 +156,8 @@ class Resident:
         return list(found.get("events", ()))
 
     def _path(self, worker: Worker, client: str, round_: int) -> Path:
-        folder = self.own.path / "state" / folder_name(worker.plan.name) / "reports"
-        return folder / check_name(client, "client") / f"{round_:06d}.json"
+        folder = self.folder(worker.plan.name) / "reports" / check_name(client, "client")
+        return folder / f"{round_:06d}.json"
 
     def _reports(self, worker: Worker, asked: Asked) -> list[ReportPart]:
         """Return the reports that the server waits for; one that is lost is an empty one."""
