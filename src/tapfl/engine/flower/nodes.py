@@ -100,23 +100,53 @@ class Nodes:
 
     def wait(self, count: int) -> None:
         """Return when so many clients are connected; too few for too long is an error."""
-        until, told = self.clock() + self.patience.join, -NO_LONGER
+        until = self.clock() + self.patience.join
+
+        def lacking() -> str | None:
+            return None if len(self._hosts) >= count else f"{count} are needed"
+
+        if not self._wait(lacking, until):
+            raise TapflError(f"{self._who(f'{count} are needed')}; gave up after "
+                             f"{self.patience.join:g} s"
+                             + "".join(f"; refused: {why}"
+                                       for why in list(self.refused.values())[:1]))
+
+    def wait_for_any(self, clients: Sequence[str], until: float) -> bool:
+        """Return whether one of these clients is connected, now or before a point in time."""
+        def lacking() -> str | None:
+            return None if any(c in self._hosts for c in clients) else "all are needed"
+
+        return self.clock() < until and self._wait(lacking, until)
+
+    def gather(self) -> None:
+        """Return when all clients are connected, or enough of those that were known before."""
+        try:
+            self.wait(len(self.expected))
+        except TapflError as error:
+            if any(client not in self.samples for client in self.expected):
+                raise
+            self.notify(Message(f"{error}; going on without"))
+            self.wait(self.patience.minimum)
+
+    def _wait(self, lacking: Callable[[], str | None], until: float) -> bool:
+        """Return whether nothing is lacking any more before a point in time; say what is."""
+        told = -NO_LONGER
         self.refresh()
-        while len(self._hosts) < count:
+        while (what := lacking()) is not None:
             now = self.clock()
-            missing = [client for client in self.expected if client not in self._hosts]
-            text = (f"{len(self._hosts)} of {len(self.expected)} clients are connected, {count} "
-                    f"are needed; missing: {', '.join(missing[:5])}"
-                    f"{' …' if len(missing) > 5 else ''}")
             if now > until:
-                raise TapflError(f"{text}; gave up after {self.patience.join:g} s"
-                                 + "".join(f"; refused: {why}"
-                                           for why in list(self.refused.values())[:1]))
+                return False
             if now - told >= NO_LONGER:
-                self.notify(Message(f"waiting: {text}"))
+                self.notify(Message(f"waiting: {self._who(what)}"))
                 told = now
             self.sleep(self.patience.poll)
             self.refresh()
+        return True
+
+    def _who(self, what: str) -> str:
+        missing = [client for client in self.expected if client not in self._hosts]
+        return (f"{len(self._hosts)} of {len(self.expected)} clients are connected, {what}; "
+                f"missing: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
 
     def members(self) -> list[Member]:
         """Return the federation's members in the roster's order; all must have joined once."""
