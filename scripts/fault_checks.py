@@ -83,14 +83,15 @@ def check(machines, config, victim, home=None):
         faults.append(f"{len(found)} results, expected {len(expected)}")
     for client in machines.clients:
         faults += _damaged((home if client == victim else None) or machines.home(client))
-    faults += _damaged(machines.out / "state")
+    faults += _damaged(machines.out)
     return faults, _lost(events, missing, config, machines.clients)
 
 
 def _damaged(folder):
-    """Return the states below a folder that cannot be read, or hold what is not finite."""
+    """Return the states of a run's folder that cannot be read, or hold what is not finite."""
     found = []
-    for path in folder.rglob("*.safetensors"):
+    for path in [*(folder / "models").rglob("*.safetensors"),
+                 *(folder / "state").rglob("*.safetensors")]:
         try:
             fault = read_state(path)[0].not_finite()
         except TapflError as error:

@@ -125,10 +125,12 @@ class Tap:
     """Passes messages on; ``before`` sees what is asked, ``after`` may change the answer."""
 
     def __init__(self, path, before, after):
-        self.real, self.before, self.after = path.with_name("real"), before, after
+        self.path, self.real = path, path.with_name("real")
+        self.before, self.after = before, after
         path.rename(self.real)
         self.server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.server.bind(str(path))
+        self.inode = path.stat().st_ino
         self.server.listen(16)
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -143,10 +145,15 @@ class Tap:
             data = receive(connection)
             asked = unpack(data)[0]
             self.before(asked)
-            answer = self.after(asked, request(self.real, data, 600))
-            if answer is not None:
-                send(connection, answer)
+            try:
+                answer = request(self.real, data, 600)
+            except (OSError, FrameError):
+                self.close()  # the resident has died: what comes next is not ours
+                raise
+            send(connection, self.after(asked, answer))
 
     def close(self):
         with contextlib.suppress(OSError):
+            if self.path.stat().st_ino == self.inode:  # else the next resident is there
+                self.path.unlink()
             self.server.close()

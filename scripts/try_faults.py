@@ -31,8 +31,8 @@ from tapfl.engine.flower.frames import pack, unpack
 
 ROUND = 1  # the round in which it happens: the second
 AWAY = 5.0  # seconds until somebody starts a killed command again
-SETTINGS = ("threads=1", "methods=[fedavg,tap]", "train.rounds=6", "train.cohort=3",
-            "train.local_steps=12", "checkpoint.every=2")
+SETTINGS = ("threads=1", "methods=[fedavg,tap]", "train.rounds=5", "train.cohort=3",
+            "train.local_steps=8", "checkpoint.every=2")
 
 
 @dataclass

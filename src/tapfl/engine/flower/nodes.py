@@ -87,9 +87,14 @@ class Nodes:
         self._greet(sorted(there - self._known - set(self.refused) - asked))
 
     def forget(self, node: int, why: str) -> None:
-        """A node does not answer: it has to say hello again, and no round waits for that."""
+        """A node does not answer: it has to say hello again, and no round waits for that.
+
+        It is asked at once: by the next round it may be back.
+        """
         self._release(node)
         self._silent[node] = why
+        if node not in {asked for asked, _ in self._hellos.values()}:
+            self._say_hello(node)
 
     def _release(self, node: int) -> None:
         """Let a node's clients connect from elsewhere, also from a node that was early."""
@@ -155,10 +160,8 @@ class Nodes:
 
     def _greet(self, new: Sequence[int]) -> None:
         """Say hello to nodes; wait for those that have not been silent before."""
-        hello, patience = pack({"kind": "hello"}), self.patience.hello
         for node in new:
-            self._hellos[self.transport.push(node, hello, patience)] = (
-                node, self.clock() + patience)
+            self._say_hello(node)
         while self._hellos:
             for id_, answer in self.transport.pull(list(self._hellos)).items():
                 if id_ in self._hellos:  # else it is there a second time
@@ -166,10 +169,15 @@ class Nodes:
             now = self.clock()
             late = {node for node, until in self._hellos.values() if until <= now}
             for node in late:
-                self._no_hello(node, f"no answer within {patience:g} s")
+                self._no_hello(node, f"no answer within {self.patience.hello:g} s")
             if not {node for node, _ in self._hellos.values()} - set(self._silent):
                 return
             self.sleep(self.patience.poll)
+
+    def _say_hello(self, node: int) -> None:
+        patience = self.patience.hello
+        id_ = self.transport.push(node, pack({"kind": "hello"}), patience)
+        self._hellos[id_] = node, self.clock() + patience
 
     def _no_hello(self, node: int, why: str) -> None:
         """Remember who said no hello: it may be starting still, and is asked again."""
