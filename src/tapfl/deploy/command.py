@@ -149,19 +149,14 @@ def _add_client(verbs: Verbs) -> None:
 def _client(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.node import Node
-        from tapfl.engine.flower.resident import ALLOW
-    import torch
-
-    from tapfl.engine.run import pick_device
+        from tapfl.engine.flower.allow import ALLOW
 
     allow = _listed(options.allow)
     for name in allow:
         if name not in ALLOW:
             raise TapflError(f"--allow {name}: expected some of {', '.join(ALLOW)}")
-    config = _config(options)
-    torch.set_num_threads(config.thread_count)
-    Node(config, _listed(options.clients), options.out, options.superlink, options.ca, options.key,
-         allow, pick_device(options.device), _own(options)).run(
+    Node(_config(options), _listed(options.clients), options.out, options.superlink, options.ca,
+         options.key, allow, options.device, _own(options)).run(
              lambda text: print(text, flush=True))
 
 
@@ -241,9 +236,11 @@ def _add_stop(verbs: Verbs) -> None:
 
 
 def _stop(options: argparse.Namespace) -> None:
+    from tapfl.deploy.app import stop_app
     from tapfl.deploy.processes import stop_recorded
 
     places = [options.folder / "deploy", options.folder.with_name(f"{options.folder.name}.flower")]
+    stop_app(places[0])
     stopped = [name for place in places for name in stop_recorded(place)]
     print(f"stopped: {', '.join(stopped)}" if stopped else f"{options.folder}: nothing is running")
 

@@ -18,6 +18,7 @@ from tapfl import __version__
 from tapfl.config import Config
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
 from tapfl.engine.flower.turns import Turns
@@ -37,23 +38,9 @@ from tapfl.engine.record import code_digest
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
-from tapfl.events import (
-    Curve,
-    Diverged,
-    Event,
-    Note,
-    OfClient,
-    PersonalLosses,
-    Replacement,
-    Subscriber,
-    nobody,
-)
+from tapfl.events import Event, Subscriber, nobody
 from tapfl.tasks import check_name
 
-# What an operator may allow to leave the node beside updates, and the events that belong to it.
-ALLOW: dict[str, tuple[type[OfClient], ...]] = {
-    "scores": (Curve,), "losses": (PersonalLosses, Diverged), "replacements": (Replacement,),
-    "notes": (Note,)}
 Then = Callable[[], None]
 
 
