@@ -96,7 +96,7 @@ def test_a_run_and_a_proxy_that_are_killed_come_to_the_same_end(deployed):
         going.wait()
     said = log.read_text()
     assert "proxy was killed by signal 9" in said
-    assert "the run has ended without a word; submitting it again" in said
+    assert "the run's process is gone; submitting it again" in said
     assert (out / "results.csv").read_text() == (deployed / "there" / "results.csv").read_text()
     assert events(out) == events(deployed / "there")
     assert recorded(out / "deploy") == {}

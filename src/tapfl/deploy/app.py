@@ -58,7 +58,7 @@ class App:
                     self._ended(str(error))
         elif self._gone(now):
             if self._seen_gone:  # twice: its last words have been read in between
-                self._ended("the run has ended without a word")
+                self._ended("the run's process is gone")
             self._seen_gone = True
 
     def _gone(self, now: float) -> bool:
