@@ -16,7 +16,7 @@ from tapfl.errors import TapflError
 
 LOCK = ".lock"
 MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores", "samples",
-        "labels.json", "verdict.csv")  # what a run writes
+        "labels.json", "verdict.csv", "leave.json")  # what a run writes
 
 
 class RunFolder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,10 +34,12 @@ class Server:
         self.contributors: dict[str, list[str]] = {}
         self.bytes_up = self.bytes_down = 0
 
-    def cohort(self, round_: int) -> list[int]:
-        """Return the round's clients, in order; it depends on the seed and the round alone."""
+    def cohort(self, round_: int, absent: Collection[int] = ()) -> list[int]:
+        """Return the round's clients, in order: by the seed, the round and who is absent alone."""
         drawn = random.Random(f"{self.seed}/cohort/{round_}")
-        return sorted(drawn.sample(range(self.clients), self.cohort_size))
+        there = [i for i in range(self.clients) if i not in absent] if absent else range(
+            self.clients)
+        return sorted(drawn.sample(there, min(self.cohort_size, len(there))))
 
     def send(self, names: Sequence[str]) -> BlockState:
         """Return the blocks that a client owns."""

@@ -28,7 +28,7 @@ from tapfl.engine.flower.wire import (
     read_update,
 )
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
-from tapfl.engine.record import code_digest
+from tapfl.engine.record import ELSEWHERE, code_digest
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import model_facts
 from tapfl.engine.worker import Worker
@@ -82,7 +82,7 @@ class Elsewhere:
         names = {name: list(entry.names) for name, entry in self._part.tasks.items() if entry.names}
         return model_facts(self._context, plans, self.device) | {
             "clients": len(self._members), "federation": self._part, "classes": names,
-            "data": dict.fromkeys(self._part.tasks, "on the clients' machines"),
+            "data": dict.fromkeys(self._part.tasks, ELSEWHERE),
             "data_sha256": {}, "metrics": {}, "dropped": []}
 
     def started(self) -> None:
@@ -194,3 +194,8 @@ class Remote:
     def check(self, listed: Sequence[Any]) -> str | None:
         """A message names the round to go on from: there is nothing to compare here."""
         return None
+
+    def adopt(self, folder: Path, listed: Sequence[Any] | None,
+              clients: Sequence[str]) -> list[Any]:
+        """Each node takes what its own clients kept from its own earlier folder."""
+        return []
