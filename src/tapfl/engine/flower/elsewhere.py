@@ -14,6 +14,7 @@ from tapfl.config import Config
 from tapfl.data.federation import Member, client_ids, load_federation, parse_id, taking_part
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.departures import leavers
 from tapfl.engine.flower.agreement import agreement
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
 from tapfl.engine.flower.nodes import Nodes, Patience, Transport
@@ -28,9 +29,10 @@ from tapfl.engine.flower.wire import (
     read_update,
 )
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
-from tapfl.engine.record import ELSEWHERE, code_digest
+from tapfl.engine.record import ELSEWHERE, code_digest, run_id
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import model_facts
+from tapfl.engine.start import started
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.evaluate import Evaluator
@@ -58,10 +60,13 @@ class Elsewhere:
         groups = self.config.federation.groups
         expected = {id_: kinds[parse_id(id_, groups)[1]]
                     for id_ in client_ids(self._file, self.config.federation)}
+        self._id = run_id(self.out)
+        gone = set(leavers(self.out)) & set(expected)
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            self._context.foundation.weights, self.patience, self.notify,
-                           code=code_digest())
-        self.nodes.wait(len(expected))  # the roster is known when everybody has said hello once
+                           code=code_digest(), gone=gone, start=started(self.config, self.out))
+        # The roster is known when everybody has said hello once.
+        self.nodes.wait(len(expected) - len(gone))
         self._members = self.nodes.members()
 
     @property
@@ -81,8 +86,8 @@ class Elsewhere:
         """Return what a server can say: nothing of data, which stay where they are."""
         names = {name: list(entry.names) for name, entry in self._part.tasks.items() if entry.names}
         return model_facts(self._context, plans, self.device) | {
-            "clients": len(self._members), "federation": self._part, "classes": names,
-            "data": dict.fromkeys(self._part.tasks, ELSEWHERE),
+            "id": self._id, "clients": len(self._members), "federation": self._part,
+            "classes": names, "data": dict.fromkeys(self._part.tasks, ELSEWHERE),
             "data_sha256": {}, "metrics": {}, "dropped": []}
 
     def started(self) -> None:
@@ -95,7 +100,7 @@ class Elsewhere:
         worker = Worker(plan, self._context, ClientStore(folder / "clients"),
                         Evaluator(self._tokenizer, self.config.evaluation), self.out)
         worker.check(self.kinds)
-        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression)
+        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression, self._id)
 
 
 @dataclass
@@ -106,6 +111,7 @@ class Remote:
     method: FederatedMethod
     nodes: Nodes
     compression: Compression
+    id: str  # of the run
 
     def ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
         """Send each member its blocks; yield answers as they come, or why there is none."""
@@ -133,7 +139,7 @@ class Remote:
         return ask_frame(Asked(
             kind=ask.kind, run=self.plan.name, client=member.id, round=ask.round,
             kept=list(ask.kept), awaited=list(ask.awaited.get(member.id, ())),
-            compression=self.compression), blocks)
+            compression=self.compression, id=self.id), blocks)
 
     def _answers(self, ask: Ask, member: Member, data: bytes | str) -> Iterator[Answer]:
         """Yield what is in an answer: reports of earlier rounds, then the answer itself."""

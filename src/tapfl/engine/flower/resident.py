@@ -86,13 +86,15 @@ class Resident:
 
     def hello(self) -> Hello:
         """Return what this node says of itself."""
-        context = self.here.experiment.context
+        context, start = self.here.experiment.context, self.own.start
+        known = set(start.clients) if start else set()
         return Hello(
             version=VERSION, tapfl=__version__, code=code_digest(), torch=torch.__version__,
             threads=torch.get_num_threads(),
             config=agreement(self.config), weights=context.foundation.weights,
-            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples)
-                     for m in self.here.members])
+            start=start.run if start else "",
+            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples,
+                               known=m.id in known) for m in self.here.members])
 
     def answer(self, data: bytes) -> tuple[bytes, Then]:
         """Return the answer to a message, and what is to be done once it is on its way."""
@@ -174,6 +176,7 @@ class Resident:
         client = self.here.experiment.federation.find(str(header.get("client")))
         method = worker.method
         asked, received = read_ask(frame, method.initial, method.exchanged(client))
+        self.own.belongs_to(asked.id)
         rounds = worker.plan.config.train.rounds
         if (asked.round != rounds) if asked.kind == "finish" else (asked.round >= rounds):
             raise FrameError(f"asked to {asked.kind} in round {asked.round}; this run has {rounds}")
