@@ -587,6 +587,8 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     for override in overrides:
         set_key(values, override)
     config = check(Config, values, where)
+    if config.start not in (None, NEW):  # other processes of a deployment may run elsewhere
+        config = config.model_copy(update={"start": str(Path(str(config.start)).resolve())})
     file = config.federation.file
     if file is not None and name not in preset_names() and is_file(Path(name).parent / file):
         # A federation file is looked for beside the configuration that names it.

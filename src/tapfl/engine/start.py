@@ -59,11 +59,13 @@ class Start:
     def begin(self, plan: Plan, method: FederatedMethod, rounds: Rounds) -> StartedModel | None:
         """Take the stored W and the clients' state for this run's own, unless there is none.
 
-        A method that exchanges nothing, and that the stored run has not, begins from nothing.
+        Where nothing is exchanged, clients that the stored run did not know begin from nothing.
         """
+        known = self.origin.known(_ids(self.config))
+        exchanges = any(method.exchanged(member) for member in rounds.members[:1])
+        if not exchanges and not (known and plan.name in self.origin.runs):
+            return None
         if plan.name not in self.origin.runs:
-            if not any(method.exchanged(member) for member in rounds.members[:1]):
-                return None
             raise TapflError(f"start: {self.origin.path} has no federated run '{plan.name}', only "
                              f"{', '.join(self.origin.runs)}; leave its methods out")
         self.origin.check_run(self._specs[plan.name])
@@ -74,8 +76,7 @@ class Start:
                 f"train.rounds: {plan.config.train.rounds} for '{plan.name}', but {done} are "
                 f"behind {self.origin.path}, where it starts; they count, expected {done} or more")
         blocks = self.origin.merged(stored, method.initial)
-        listed = rounds.clients.adopt(self.origin.folder(plan.name), stored.listed,
-                                      self.origin.known(_ids(self.config)))
+        listed = rounds.clients.adopt(self.origin.folder(plan.name), stored.listed, known)
         rounds.begin_after(stored.round, blocks, {
             name: norms for name, norms in stored.norms.items() if name in blocks}, listed)
         return StartedModel(round=stored.round, sha256=stored.sha256)
