@@ -29,6 +29,9 @@ API = (
      ("tapfl.config:load_config", "tapfl.engine.run:run", "tapfl.errors:TapflError")),
     ("Use a model", "What a client's model answers, and how to take it away.",
      ("tapfl.use.load:load", "tapfl.use.load:ClientModel", "tapfl.use.export:export")),
+    ("Come later, or go", "Newcomers to a stored run, and clients that leave "
+     "([newcomers.md](newcomers.md)).",
+     ("tapfl.use.join:join", "tapfl.use.join:Joined", "tapfl.engine.departures:leave")),
     ("Read results", "What a run's folder holds, as Python values.",
      ("tapfl.engine.results:read_results", "tapfl.engine.record:read_record",
       "tapfl.engine.scores:read_scores", "tapfl.report.tables:render",
@@ -46,9 +49,9 @@ API = (
     ("Events", "What happens in a run. A `Logged` event is a line of events.jsonl; `kind` is its "
      "name there.",
      tuple(f"tapfl.events:{name}" for name in (
-         "Event", "Logged", "RoundEnded", "OfClient", "Refused", "Missing", "Replacement",
-         "PersonalLosses", "Curve", "Diverged", "Note", "RunStarted", "ClientFinished",
-         "DataPrepared", "RowsDropped", "Message"))),
+         "Event", "Logged", "RoundEnded", "OfClient", "Refused", "Missing", "Left",
+         "Replacement", "PersonalLosses", "Curve", "Diverged", "Note", "RunStarted",
+         "ClientFinished", "DataPrepared", "RowsDropped", "Message"))),
 )
 
 

@@ -31,6 +31,7 @@ WIDE = 65_536  # samples of a batch, tokens of an answer
 SAMPLES = 100_000_000  # of a data set; a larger weight would silence all others
 SEED = 2**63 - 1  # what NumPy and PyTorch both take
 WEIGHT = 1e9  # factors and thresholds
+NEW = "new"  # where a node starts that has no earlier folder
 HOLDOUT = "holdout"  # a share that is chosen on held-out data
 
 PathText = Annotated[str, AfterValidator(path_text)]
@@ -514,6 +515,11 @@ class Config(Section):
     """Methods with settings of their own, by name."""
     own: dict[str, dict[str, Any]] = {}
     """Settings of your own classes, by class name."""
+    start: PathText | None = None
+    """The folder of a run to go on from, with its model and its clients' state; ``train.rounds``
+    counts its rounds, too. On a node of a deployment: the node's own earlier folder, or ``new``
+    where it has none.
+    """
     foundation: FoundationConfig = FoundationConfig()
     backbone: BackboneConfig = BackboneConfig()
     lora: LoraConfig = LoraConfig()
@@ -628,8 +634,10 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
         raise TapflError(f"unknown preset '{name}'" + nearest(name, preset_names()))
     values = parse_yaml(text, where)
     for override in overrides:
-        _override(values, override)
+        set_key(values, override)
     config = check(Config, values, where)
+    if config.start not in (None, NEW):  # other processes of a deployment may run elsewhere
+        config = config.model_copy(update={"start": str(Path(str(config.start)).resolve())})
     file = config.federation.file
     if file is not None and name not in preset_names() and is_file(Path(name).parent / file):
         # A federation file is looked for beside the configuration that names it.
@@ -639,7 +647,8 @@ def load_config(source: str | Path, overrides: Iterable[str] = ()) -> Config:
     return config
 
 
-def _override(values: dict[str, Any], override: str) -> None:
+def set_key(values: dict[str, Any], override: str) -> None:
+    """Set what ``dotted.key=value`` says."""
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise TapflError(f"--set {override}: expected key=value, e.g. train.rounds=10")

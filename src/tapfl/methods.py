@@ -163,6 +163,16 @@ def federated_half(name: str) -> str:
     return _halves(name)[0]
 
 
+def alone_among(config: Config, methods: Sequence[str]) -> str | None:
+    """Return the method by which every client learns alone: ``local``, or one that stands on it."""
+    def federated(name: str) -> str:
+        variant = config.variants.get(name)
+        return federated_half(variant.of if variant else name)
+
+    return LOCAL if LOCAL in methods else next(
+        (name for name in methods if federated(name) == LOCAL), None)
+
+
 def _halves(name: str) -> tuple[str, str]:
     federated, _, personalizer = SHORT.get(name, name).partition("+")
     return federated, personalizer

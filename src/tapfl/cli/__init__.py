@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from tapfl import __version__
 from tapfl.bench.command import add_bench
+from tapfl.cli.membership import add_join, add_leave
 from tapfl.cli.models import add_export, add_model, add_predict, add_pretrain
 from tapfl.cli.privacy import add_privacy
 from tapfl.cli.results import add_footprint, add_report, add_table, add_verdict, add_watch
@@ -82,8 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (add_run, add_report, add_watch, add_table, add_verdict, add_footprint, add_privacy,
-                add_reproduce, add_deploy, add_predict, add_export, add_presets, add_show,
-                add_validate, add_model, add_bound, add_pretrain, add_setup_metrics, add_bench):
+    for add in (add_run, add_join, add_leave, add_report, add_watch, add_table, add_verdict,
+                add_footprint, add_privacy, add_reproduce, add_deploy, add_predict, add_export,
+                add_presets, add_show, add_validate, add_model, add_bound, add_pretrain,
+                add_setup_metrics, add_bench):
         add(verbs)
     return parser

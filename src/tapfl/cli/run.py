@@ -102,6 +102,9 @@ def _run(options: argparse.Namespace) -> None:
     for lost in record.dropped:
         print(f"{lost['where']}: {lost['dropped']} of {lost['rows']} rows were left out; "
               f"{out / 'run.json'} says why")
+    for client, since in record.left.items():
+        print(f"{client} has left: " + ", ".join(
+            f"not in {name} from round {round_ + 1} on" for name, round_ in since.items()))
     if record.random_weights:
         print("made with random weights: the foundation was not pre-trained")
     print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "

@@ -222,7 +222,7 @@ def _status(options: argparse.Namespace) -> None:
     print(f"{found['state']}: {place}; the last news is {found['seconds_since']:g} s old")
     print(f"traffic: {found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down; "
           f"processes: {', '.join(found['processes']) or 'none'}")
-    for line in (*found["nodes"], *found["refused"], *found["restarts"][-10:],
+    for line in (*found["nodes"], *found["refused"], *found["restarts"][-10:], *found["left"],
                  *found["missing"][-10:]):
         print(f"  {line}")
 
@@ -285,8 +285,8 @@ def _say(said: dict[str, Any]) -> None:
         print(f"{said['method']}: round {said['round'] + 1} · {' '.join(said['cohort'])} · "
               f"{said['seconds']:.1f} s · {said['bytes_up'] / 1e6:.2f} MB up", flush=True)
     else:
-        print(f"round {said['round'] + 1}: {said['client']}: {said['event']}: "
-              f"{said.get('reason', '')}", flush=True)
+        reason = f": {said['reason']}" if "reason" in said else ""
+        print(f"round {said['round'] + 1}: {said['client']}: {said['event']}{reason}", flush=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ Files are written in the background, and recent ones are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import Any, Self
 
 from tapfl.blocks import BlockState
 from tapfl.engine.cache import WriteBehind
-from tapfl.engine.files import Label, read_state, write_state
+from tapfl.engine.files import Label, read_state, replacing, write_state
 from tapfl.errors import TapflError
 from tapfl.federated.context import Kept
 from tapfl.methods import folder_name
@@ -103,6 +104,27 @@ class ClientStore:
     def flush(self) -> None:
         """Return when all that was saved is on disk."""
         self._files.flush()
+
+    # What another run's clients kept
+
+    def kept(self, owner: str, client: str) -> Listing:
+        """Return all that is on disk of a client's state."""
+        labels = [Label(owner, client, v) for v in sorted(self._versions((owner, client)))]
+        return [(owner, client, label.round, read_state(self._path(label), label)[2])
+                for label in labels]
+
+    def take(self, other: Path, listed: Iterable[Sequence[Any]]) -> Listing:
+        """Copy the listed files of another store's folder, bit for bit; return the listing."""
+        source, taken = ClientStore(other), []
+        for owner, client, version, digest in listed:
+            label = Label(owner, client, version)
+            fault = source._fault(label, digest)
+            if fault is not None:
+                raise TapflError(f"start: {fault}")
+            with replacing(self._path(label)) as temporary:
+                shutil.copyfile(source._path(label), temporary)
+            taken.append((owner, client, version, digest))
+        return taken
 
     # What a checkpoint lists
 

@@ -19,7 +19,7 @@ from tapfl.errors import TapflError
 LOCK = ".lock"
 WORKERS = ".workers"  # locked by every worker process of the run together
 MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores", "samples",
-        "labels.json", "verdict.csv")  # what a run writes
+        "labels.json", "verdict.csv", "leave.json")  # what a run writes
 
 
 class RunFolder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
 import math
@@ -16,6 +17,7 @@ import torch
 from tapfl.config import Config
 from tapfl.data.federation import load_federation
 from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
@@ -32,6 +34,7 @@ from tapfl.engine.registry import Plan, plan
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.site import Here, MakeSite
+from tapfl.engine.start import Start, started
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.events import ClientFinished, Event, Message, RoundEnded, Subscriber, nobody
@@ -82,7 +85,14 @@ class _Run:
         self.out, self.notify, self.make_site = folder.path, notify, site
         self.started, self.began = time.perf_counter(), time.time()
         self.resumed, self._under_way = record is not None, False
+        if record is None and config.start is not None:
+            self._origin.inherit()
         self.record = self._start(record)
+
+    @functools.cached_property
+    def _origin(self) -> Start:
+        """The run that this one goes on from; once it has, nobody asks for it again."""
+        return Start(self.config, self.out)
 
     def run(self) -> list[Row]:
         """Run every plan; write the results."""
@@ -123,7 +133,10 @@ class _Run:
             "config": self.config, "began": self.began,
             "federation_sha256": federation_digest(self.config)}
         if before is None:
-            record = RunRecord(threads=torch.get_num_threads(), **facts)
+            if self.config.start is not None:
+                self._origin.origin.check(self.config, facts["federation"], facts["classes"])
+            record = RunRecord(threads=torch.get_num_threads(),
+                               start=started(self.config, self.out), **facts)
         else:
             _compare(self.out, before, facts)
             record = before.model_copy(update=facts)
@@ -137,17 +150,30 @@ class _Run:
         with contextlib.closing(log), self.site.open(each, folder) as (method, clients):
             self._record_method(each.name, method)
             rounds = self._rounds(each, folder, method, clients, log)
-            rows = rounds.run(resume=self.resumed)
+            goes_on = self._goes_on(each, method, rounds)
+            rows = rounds.run(resume=self.resumed or goes_on)
             if each.config.privacy.mode != "none":
                 self._promise(each, method, log.cohorts())
             if rounds.times is not None:
                 self.record.times[each.name] = rounds.times
+            for client, since in rounds.departures.since.items():
+                self.record.left.setdefault(client, {})[each.name] = since
             exchanges = any(method.exchanged(m) for m in self.site.kinds)
             if exchanges and self.config.checkpoint.models:
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
                             Label(each.name, "", each.config.train.rounds), rounds.server.blocks,
                             {})
             return rows
+
+    def _goes_on(self, each: Plan, method: FederatedMethod, rounds: Rounds) -> bool:
+        """Return whether a federated run goes on from another run's state; if so, take that."""
+        if self.record.start is None or rounds.checkpoints.newest >= 0:
+            return False
+        model = self._origin.begin(each, method, rounds)
+        if model is not None:
+            self.record.start.models[each.name] = model
+            self.record.save(self.out)
+        return model is not None
 
     def _rounds(self, each: Plan, folder: Path, method: FederatedMethod, clients: Clients,
                 log: EventLog) -> Rounds:
@@ -166,7 +192,8 @@ class _Run:
             self.notify(event)
 
         return Rounds(each.name, config, members, server, method.exchanged, clients,
-                      Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify)
+                      Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify,
+                      Departures(self.out, folder))
 
     def _promise(self, each: Plan, method: FederatedMethod,
                  cohorts: Sequence[Sequence[str]]) -> None:

@@ -127,7 +127,11 @@ class ClientTurn:
     def _private(self, as_of: int) -> BlockState:
         """Return the client's private blocks: as it last saved them, or as they start."""
         kept = self.worker.store.load(self.plan.name, self.client.id, as_of)
-        return kept[0] if kept else self.method.initial.subset(self.method.private(self.client))
+        names = self.method.private(self.client)
+        if kept and set(kept[0]) == set(names):
+            return kept[0]
+        fresh = self.method.initial.subset(names)  # a client may have got a task since
+        return BlockState({**fresh, **(kept[0] if kept else {})}, fresh.shapes)
 
     def _not_finite(self, round_: int, losses: Losses) -> list[Event]:
         tasks = [task for task, loss in losses.items() if not math.isfinite(loss)]

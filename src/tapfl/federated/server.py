@@ -6,7 +6,7 @@ import random
 import secrets
 import statistics
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,14 +42,16 @@ class Server:
         self.contributors: dict[str, list[str]] = {}
         self.bytes_up = self.bytes_down = 0
 
-    def cohort(self, round_: int) -> list[int]:
+    def cohort(self, round_: int, absent: Collection[int] = ()) -> list[int]:
         """Return the round's clients, in order.
 
-        They depend on the seed and the round alone, unless they are secret.
+        They depend on the seed, the round and who is absent alone, unless they are secret.
         """
         drawn = (secrets.SystemRandom() if self._secret
                  else random.Random(f"{self.seed}/cohort/{round_}"))
-        return sorted(drawn.sample(range(self.clients), self.cohort_size))
+        there = [i for i in range(self.clients) if i not in absent] if absent else range(
+            self.clients)
+        return sorted(drawn.sample(there, min(self.cohort_size, len(there))))
 
     def send(self, names: Sequence[str]) -> BlockState:
         """Return the blocks that a client owns."""

@@ -12,6 +12,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from tapfl.blocks import BlockState
@@ -19,7 +20,7 @@ from tapfl.data.federation import Member
 from tapfl.engine.clientstore import ClientStore, Files
 from tapfl.engine.flower.frames import FrameError, unpack
 from tapfl.engine.flower.wire import SLACK, Asked, Due, ask_frame, event_of, read_update
-from tapfl.engine.inprocess import kept_files
+from tapfl.engine.inprocess import adopt_files, kept_files
 from tapfl.engine.messages import Answer, Ask, Final, NoAnswer, Report, Update
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
@@ -198,3 +199,8 @@ class Dispatch:
     def check(self, listed: Sequence[Any]) -> str | None:
         """Compare the clients' files with what a checkpoint lists."""
         return self._store.check(listed)
+
+    def adopt(self, folder: Path, listed: Sequence[Any] | None,
+              clients: Sequence[str]) -> list[Any]:
+        """Copy what clients kept for the methods of this federated run."""
+        return adopt_files(self.worker, folder, listed, clients)

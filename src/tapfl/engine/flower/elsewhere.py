@@ -14,6 +14,7 @@ from tapfl.config import Config
 from tapfl.data.federation import Member, load_federation, taking_part, tasks_of
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.departures import leavers
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
@@ -29,9 +30,10 @@ from tapfl.engine.flower.wire import (
     read_update,
 )
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
-from tapfl.engine.record import code_digest
+from tapfl.engine.record import ELSEWHERE, code_digest, run_id
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import model_facts
+from tapfl.engine.start import started
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.evaluate import Evaluator
@@ -56,9 +58,11 @@ class Elsewhere:
         self._part = taking_part(self._file, self.config.federation)
         self._context, self._tokenizer = build_model(self.config, self.device)
         expected = tasks_of(self._file, self.config.federation)
+        self._id = run_id(self.out)
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            self._context.foundation.weights, self.patience, self.notify,
-                           code=code_digest())
+                           code=code_digest(), gone=set(leavers(self.out)) & set(expected),
+                           start=started(self.config, self.out))
         self._members = self._roster()
 
     def _roster(self) -> list[Member]:
@@ -90,8 +94,8 @@ class Elsewhere:
         """Return what a server can say: nothing of data, which stay where they are."""
         names = {name: list(entry.names) for name, entry in self._part.tasks.items() if entry.names}
         return model_facts(self._context, plans, self.device) | {
-            "clients": len(self._members), "federation": self._part, "classes": names,
-            "data": dict.fromkeys(self._part.tasks, "on the clients' machines"),
+            "id": self._id, "clients": len(self._members), "federation": self._part,
+            "classes": names, "data": dict.fromkeys(self._part.tasks, ELSEWHERE),
             "data_sha256": {}, "metrics": {}, "dropped": []}
 
     def started(self) -> None:
@@ -104,7 +108,7 @@ class Elsewhere:
         worker = Worker(plan, self._context, ClientStore(folder / "clients"),
                         Evaluator(self._tokenizer, self.config.evaluation), self.out)
         worker.check(self.kinds)
-        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression)
+        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression, self._id)
 
 
 class Lost(NoAnswer):
@@ -119,6 +123,7 @@ class Remote:
     method: FederatedMethod
     nodes: Nodes
     compression: Compression
+    id: str  # of the run
 
     def ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
         """Send each member its blocks; yield answers as they come, or why there is none."""
@@ -176,7 +181,7 @@ class Remote:
         return ask_frame(Asked(
             kind=ask.kind, run=self.plan.name, client=member.id, round=ask.round,
             kept=list(ask.kept), awaited=list(ask.awaited.get(member.id, ())),
-            compression=self.compression), blocks)
+            compression=self.compression, id=self.id), blocks)
 
     def _answers(self, ask: Ask, member: Member, node: int,
                  data: bytes | str) -> Iterator[Answer]:
@@ -236,3 +241,8 @@ class Remote:
     def check(self, listed: Sequence[Any]) -> str | None:
         """A message names the round to go on from: there is nothing to compare here."""
         return None
+
+    def adopt(self, folder: Path, listed: Sequence[Any] | None,
+              clients: Sequence[str]) -> list[Any]:
+        """Each node takes what its own clients kept from its own earlier folder."""
+        return []

@@ -94,6 +94,6 @@ def _line(event: Event) -> dict[str, Any] | None:
         return {"round": event.round, "method": event.method, "cohort": list(event.cohort),
                 "bytes_up": event.bytes_up, "bytes_down": event.bytes_down,
                 "seconds": event.seconds}
-    if isinstance(event, Logged) and event.kind in ("missing", "refused", "diverged"):
+    if isinstance(event, Logged) and event.kind in ("missing", "refused", "diverged", "left"):
         return event.record()
     return None

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 
 from tapfl import __version__
+from tapfl.blocks import BlockState
 from tapfl.config import Config
+from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement
 from tapfl.engine.flower.allow import ALLOW
@@ -66,13 +68,15 @@ class Resident(Turns):
 
     def hello(self) -> Hello:
         """Return what this node says of itself."""
-        context = self.here.experiment.context
+        context, start = self.here.experiment.context, self.own.start
+        known = set(start.clients) if start else set()
         return Hello(
             version=VERSION, tapfl=__version__, code=code_digest(), torch=torch.__version__,
             threads=torch.get_num_threads(),
             config=agreement(self.config), weights=context.foundation.weights,
-            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples)
-                     for m in self.here.members])
+            start=start.run if start else "",
+            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples,
+                               known=m.id in known) for m in self.here.members])
 
     def answer(self, data: bytes) -> tuple[bytes, Then]:
         """Return the answer to a message, and what is to be done once it is on its way."""
@@ -87,6 +91,12 @@ class Resident(Turns):
                 return self._train(frame) if kind == "train" else self._finish(frame)
         except (FrameError, TapflError) as error:
             return pack(Refusal(reason=one_line(str(error))).model_dump()), nothing
+
+    def read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
+        """Return who is asked, for what, and the blocks; remember whose run it is."""
+        found = super().read(frame)
+        self.own.belongs_to(found[2].id)
+        return found
 
     def close(self) -> None:
         """Have everything written."""
