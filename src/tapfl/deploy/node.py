@@ -43,7 +43,8 @@ class Node:
         stop_recorded(flower)
         with contextlib.ExitStack() as stack:
             resident = Resident(self.config, self.clients, self.out, device=self.device,
-                                allow=self.allow, modules=self.modules)
+                                allow=self.allow, modules=self.modules,
+                                notify=lambda event: say(str(event)))
             stack.callback(resident.close)
             # A short path: sockets have no long ones.
             place = stack.enter_context(tempfile.TemporaryDirectory(prefix="tapfl-"))

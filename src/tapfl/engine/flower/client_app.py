@@ -9,7 +9,7 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from tapfl.engine.flower.frames import request
+from tapfl.engine.flower.frames import FrameError, request
 from tapfl.engine.flower.records import content_of, frame_of
 
 PATIENCE = 24 * 3600.0  # the server decides how long it waits; this only ends what is forgotten
@@ -18,9 +18,15 @@ app = ClientApp()
 
 
 def _pass_on(message: Message, context: Context) -> Message:
-    socket = str(context.node_config["socket"])
+    socket = context.node_config.get("socket")
+    if socket is None:
+        raise RuntimeError("the node-config has no 'socket'")
     patience = float(context.node_config.get("patience", PATIENCE))
-    answer = request(socket, frame_of(message.content), patience)
+    try:
+        answer = request(str(socket), frame_of(message.content), patience)
+    except (OSError, FrameError) as error:  # Flower tells the server what is raised here
+        raise RuntimeError("the node's resident process does not answer "
+                           f"({type(error).__name__})") from error
     return Message(content_of(answer), reply_to=message)
 
 

@@ -14,7 +14,7 @@ from tapfl.config import Config
 from tapfl.data.federation import Member, client_ids, load_federation, parse_id, taking_part
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
-from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
 from tapfl.engine.flower.nodes import Nodes, Patience, Transport
 from tapfl.engine.flower.wire import (
@@ -59,7 +59,7 @@ class Elsewhere:
         expected = {id_: kinds[parse_id(id_, groups)[1]]
                     for id_ in client_ids(self._file, self.config.federation)}
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
-                           self._context.foundation.weights, self.patience, self.notify,
+                           weights_mark(self.config), self.patience, self.notify,
                            code=code_digest())
         self.nodes.wait(len(expected))  # the roster is known when everybody has said hello once
         self._members = self.nodes.members()

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tapfl.config import Config
+from tapfl.config import Config, load_config
 from tapfl.engine.files import write_json
 from tapfl.engine.flower.elsewhere import Elsewhere
 from tapfl.engine.flower.nodes import Patience, Transport
 from tapfl.engine.flower.wire import Compression
 from tapfl.engine.record import read_object
 from tapfl.engine.run import run
-from tapfl.errors import TapflError
+from tapfl.errors import TapflError, nearest
 from tapfl.events import Event, Logged, Message, RoundEnded, Subscriber
 from tapfl.reading import check
 
@@ -42,6 +45,37 @@ class Job(BaseModel):
 def read_job(path: Path) -> Job:
     """Read what ``save`` wrote."""
     return check(Job, read_object(path), str(path))
+
+
+def job_of(settings: Mapping[str, Any]) -> Job:
+    """Return the job that Flower's run-config asks for; an empty text counts as no value.
+
+    ``job`` is a file that ``save`` wrote. Without one there are ``preset``, ``out``, ``set`` (words
+    KEY=VALUE as in a shell), ``device``, ``compression`` and the fields of ``Patience``.
+    """
+    given = {key: value for key, value in settings.items() if value != ""}
+    if "job" in given:
+        return read_job(Path(str(given["job"])))
+    waits = {field.name for field in dataclasses.fields(Patience)}
+    known = {"preset", "out", "set", "device", "compression", *waits}
+    for key in given:
+        if key not in known:
+            raise TapflError(f"run-config: unknown key '{key}'{nearest(key, known)}")
+    out = Path(str(given.get("out", "")))
+    if "preset" not in given or not out.is_absolute():
+        raise TapflError("run-config: expected 'job', or 'preset' and an absolute path as 'out'")
+    config = load_config(str(given["preset"]), _words(str(given.get("set", ""))))
+    return check(Job, {
+        "config": config.model_dump(), "out": out, "log": out / "deploy" / "log.jsonl",
+        "patience": {key: given[key] for key in waits & set(given)},
+        **{key: given[key] for key in ("device", "compression") if key in given}}, "run-config")
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise TapflError(f"run-config: set: {error}") from None
 
 
 def carry_out(job: Job, transport: Transport) -> None:

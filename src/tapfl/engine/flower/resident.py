@@ -20,9 +20,10 @@ from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
-from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
+from tapfl.engine.flower.told import told
 from tapfl.engine.flower.wire import (
     VERSION,
     Announced,
@@ -45,6 +46,7 @@ from tapfl.events import (
     Curve,
     Diverged,
     Event,
+    Message,
     Note,
     OfClient,
     PersonalLosses,
@@ -76,7 +78,7 @@ class Resident:
     def __init__(self, config: Config, hosted: Sequence[str], out: Path, *, device: str = "cpu",
                  allow: Collection[str] = (), notify: Subscriber = nobody,
                  modules: Path | None = None) -> None:
-        self.config, self.allow = config, frozenset(allow)
+        self.config, self.allow, self._notify = config, frozenset(allow), notify
         self._plans = {each.name: each for each in plan(config, modules)}
         federation = config.federation.model_copy(update={"clients": tuple(hosted)})
         self.here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
@@ -86,11 +88,10 @@ class Resident:
 
     def hello(self) -> Hello:
         """Return what this node says of itself."""
-        context = self.here.experiment.context
         return Hello(
             version=VERSION, tapfl=__version__, code=code_digest(), torch=torch.__version__,
             threads=torch.get_num_threads(),
-            config=agreement(self.config), weights=context.foundation.weights,
+            config=agreement(self.config), weights=weights_mark(self.config),
             clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples)
                      for m in self.here.members])
 
@@ -105,8 +106,12 @@ class Resident:
                 raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
             with self._whole_or_not():
                 return self._train(frame) if kind == "train" else self._finish(frame)
-        except (FrameError, TapflError) as error:
-            return pack(Refusal(reason=one_line(str(error))).model_dump()), nothing
+        except FrameError as error:  # it speaks of the server's own message
+            reason = one_line(str(error))
+        except TapflError as error:
+            self._notify(Message(f"an ask was refused: {error}"))
+            reason = told(error)
+        return pack(Refusal(reason=reason).model_dump()), nothing
 
     def close(self) -> None:
         """Have everything written."""
@@ -171,7 +176,7 @@ class Resident:
         """Return who is asked, for what, and the blocks that came with it."""
         header = frame[0]
         worker = self._open(str(header.get("run")))
-        client = self.here.experiment.federation.find(str(header.get("client")))
+        client = self._client(str(header.get("client")))
         method = worker.method
         asked, received = read_ask(frame, method.initial, method.exchanged(client))
         rounds = worker.plan.config.train.rounds
@@ -179,11 +184,16 @@ class Resident:
             raise FrameError(f"asked to {asked.kind} in round {asked.round}; this run has {rounds}")
         return worker, client, asked, received.to(method.context.device)
 
+    def _client(self, id_: str) -> Client:
+        if id_ not in [member.id for member in self.here.members]:
+            raise FrameError(f"unknown client '{id_}'")
+        return self.here.experiment.federation.find(id_)
+
     def _open(self, run: str) -> Worker:
         """Return the worker of a federated run; one at a time is held."""
         if self._worker is None or self._worker.plan.name != run:
             if run not in self._plans:
-                raise TapflError(f"no federated run '{run}' in this node's configuration")
+                raise FrameError(f"no federated run '{run}' in this node's configuration")
             self._leave()
             folder = self.own.path / "state" / folder_name(run)
             store = self._stack.enter_context(self.here.store(folder))
