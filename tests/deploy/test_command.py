@@ -1,0 +1,46 @@
+"""The options of `tapfl deploy`, without servers."""
+
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tapfl.cli import main
+from tapfl.engine.flower.frames import pack, request, unpack
+from tests.experiment import tiny_experiment
+
+SERVER = ["--superlink", "127.0.0.1:1", "--ca", "ca.pem", "--key", "a.key"]
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    ([], "expected --superlink, --ca and --key, or --socket"),
+    (SERVER[:4], "expected --superlink, --ca and --key, or --socket"),
+    (["--socket", "s", "--key", "a.key"], "--key: belongs to the SuperNode, which --socket leaves"),
+    (["--socket", "s", "--allow", "everything"], "--allow everything: expected some of scores"),
+    (SERVER, "ca.pem: no such file")])
+def test_ways_to_a_server(options, line, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("flwr")
+    monkeypatch.chdir(tmp_path)
+    assert main(["deploy", "client", "quickstart", "--clients", "g0-0", "--out", "node",
+                 *options]) == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_resident_alone_answers_at_its_socket(tmp_path):
+    config = tiny_experiment(tmp_path, data={"train": 8, "test": 2})
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    place = tmp_path / "s"
+    with subprocess.Popen([sys.executable, "-m", "tapfl", "deploy", "client", str(path), "--clients",
+                           "news", "--out", str(tmp_path / "node"), "--socket", str(place),
+                           "--device", "cpu"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline().startswith("ready: news; node-config")
+            header, _ = unpack(request(place, pack({"kind": "hello"}), 60))
+            assert [client["id"] for client in header["clients"]] == ["news"]
+        finally:
+            process.terminate()
+        assert process.wait(60) == 130
+    assert not place.exists()
