@@ -33,9 +33,9 @@ def test_a_resident_alone_answers_at_its_socket(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     place = tmp_path / "s"
-    with subprocess.Popen([sys.executable, "-m", "tapfl", "deploy", "client", str(path), "--clients",
-                           "news", "--out", str(tmp_path / "node"), "--socket", str(place),
-                           "--device", "cpu"], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "tapfl", "deploy", "client", str(path), "--clients", "news",
+               "--out", str(tmp_path / "node"), "--socket", str(place), "--device", "cpu"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline().startswith("ready: news; node-config")
             header, _ = unpack(request(place, pack({"kind": "hello"}), 60))

@@ -250,14 +250,9 @@ def _listed(text: str) -> list[str]:
 
 def _say(said: dict[str, Any]) -> None:
     """Print a line of a job's log for people."""
-    if "says" in said:
-        print(said["says"], flush=True)
-    elif "cohort" in said:
-        print(f"{said['method']}: round {said['round'] + 1} · {' '.join(said['cohort'])} · "
-              f"{said['seconds']:.1f} s · {said['bytes_up'] / 1e6:.2f} MB up", flush=True)
-    else:
-        print(f"round {said['round'] + 1}: {said['client']}: {said['event']}: "
-              f"{said.get('reason', '')}", flush=True)
+    from tapfl.engine.flower.job import in_words
+
+    print(in_words(said), flush=True)
 
 
 @contextlib.contextmanager

@@ -1,14 +1,16 @@
 """What a server is to run: read from Flower's run-config."""
 
+import json
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tapfl.config import load_config
-from tapfl.engine.flower.job import Job, job_of
+from tapfl.engine.flower.job import Job, Log, job_of
 from tapfl.engine.flower.nodes import Patience
 from tapfl.errors import TapflError
+from tapfl.events import ClientFinished, Message, Missing, RoundEnded
 
 APP = Path(__file__).parents[3] / "examples" / "flower" / "pyproject.toml"
 
@@ -54,3 +56,16 @@ def test_what_cannot_be_run_is_one_line(changes, line):
     with pytest.raises(TapflError) as error:
         job_of(shipped(**changes))
     assert line in str(error.value)
+
+
+def test_its_log_is_kept_and_said_in_words(tmp_path):
+    said = []
+    log = Log(tmp_path / "deploy" / "log.jsonl", said.append)
+    for event in (Message("starts"), ClientFinished("a", 1, 2), Missing("tap", 1, "a", "late"),
+                  RoundEnded("tap", 1, ["a", "b"], 0.1, {}, 2_500_000, 1, 3.21, {})):
+        log(event)
+    assert said == ["starts", "round 2: a: missing: late",
+                    "tap: round 2 · a b · 3.2 s · 2.50 MB up"]
+    lines = [json.loads(line) for line in log._path.read_text().splitlines()]
+    assert [set(line) & {"says", "event", "cohort"} for line in lines] == [
+        {"says"}, {"event"}, {"cohort"}]

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,14 @@ from tapfl.engine.flower.wire import Compression
 from tapfl.engine.record import read_object
 from tapfl.engine.run import run
 from tapfl.errors import TapflError, nearest
-from tapfl.events import Event, Logged, Message, RoundEnded, Subscriber
+from tapfl.events import Event, Logged, Message, RoundEnded
 from tapfl.reading import check
+
+Says = Callable[[str], None]
+
+
+def nothing(text: str) -> None:
+    """Say nothing."""
 
 
 class Job(BaseModel):
@@ -78,9 +84,12 @@ def _words(text: str) -> list[str]:
         raise TapflError(f"run-config: set: {error}") from None
 
 
-def carry_out(job: Job, transport: Transport) -> None:
-    """Run a job over a transport, or go on with it where it was interrupted."""
-    say = Log(job.log)
+def carry_out(job: Job, transport: Transport, also: Says = nothing) -> None:
+    """Run a job over a transport, or go on with it where it was interrupted.
+
+    ``also`` gets the lines of its log, in words.
+    """
+    say = Log(job.log, also)
     site = functools.partial(Elsewhere, transport, job.patience, compression=job.compression)
     resume = (job.out / "run.json").is_file()
     say(Message("goes on" if resume else "starts"))
@@ -96,7 +105,7 @@ def carry_out(job: Job, transport: Transport) -> None:
 class Log:
     """Writes what happens as lines of JSON: what `tapfl deploy status` reads."""
 
-    def __init__(self, path: Path, also: Subscriber | None = None) -> None:
+    def __init__(self, path: Path, also: Says = nothing) -> None:
         self._path, self._also = path, also
 
     def __call__(self, event: Event) -> None:
@@ -106,8 +115,7 @@ class Log:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        if self._also is not None:
-            self._also(event)
+            self._also(in_words(line))
 
 
 def _line(event: Event) -> dict[str, Any] | None:
@@ -120,3 +128,14 @@ def _line(event: Event) -> dict[str, Any] | None:
     if isinstance(event, Logged) and event.kind in ("missing", "refused", "diverged"):
         return event.record()
     return None
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    """Return a line of a job's log for people."""
+    if "says" in line:
+        return str(line["says"])
+    if "cohort" in line:
+        return (f"{line['method']}: round {line['round'] + 1} · {' '.join(line['cohort'])} · "
+                f"{line['seconds']:.1f} s · {line['bytes_up'] / 1e6:.2f} MB up")
+    return (f"round {line['round'] + 1}: {line['client']}: {line['event']}: "
+            f"{line.get('reason', '')}")

@@ -19,4 +19,6 @@ def main(grid: Grid, context: Context) -> None:
     from tapfl.engine.flower.grid import GridTransport
     from tapfl.engine.flower.job import carry_out, job_of
 
-    carry_out(job_of(context.run_config), GridTransport(grid))
+    # What is printed here is what `flwr log` shows.
+    carry_out(job_of(context.run_config), GridTransport(grid),
+              lambda text: print(text, flush=True))
