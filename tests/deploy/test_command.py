@@ -1,5 +1,8 @@
 """The options of `tapfl deploy`, without servers."""
 
+import grp
+import os
+import stat
 import subprocess
 import sys
 
@@ -7,7 +10,10 @@ import pytest
 import yaml
 
 from tapfl.cli import main
+from tapfl.deploy.alone import _open_to
 from tapfl.engine.flower.frames import pack, request, unpack
+from tapfl.engine.flower.serving import listen
+from tapfl.errors import TapflError
 from tests.experiment import tiny_experiment
 
 SERVER = ["--superlink", "127.0.0.1:1", "--ca", "ca.pem", "--key", "a.key"]
@@ -18,6 +24,7 @@ SERVER = ["--superlink", "127.0.0.1:1", "--ca", "ca.pem", "--key", "a.key"]
     (SERVER[:4], "expected --superlink, --ca and --key, or --socket"),
     (["--socket", "s", "--key", "a.key"], "--key: belongs to the SuperNode, which --socket leaves"),
     (["--socket", "s", "--allow", "everything"], "--allow everything: expected some of scores"),
+    ([*SERVER, "--group", "a"], "--group: goes with --socket"),
     (SERVER, "ca.pem: no such file")])
 def test_ways_to_a_server(options, line, tmp_path, monkeypatch, capsys):
     pytest.importorskip("flwr")
@@ -44,3 +51,13 @@ def test_a_resident_alone_answers_at_its_socket(tmp_path):
             process.terminate()
         assert process.wait(60) == 130
     assert not place.exists()
+
+
+def test_a_socket_is_opened_to_a_group_and_to_nobody_else(tmp_path):
+    place = tmp_path / "s"
+    with listen(place):
+        assert stat.S_IMODE(place.stat().st_mode) == 0o600
+        _open_to(grp.getgrgid(os.getgid()).gr_name, place)
+        assert stat.S_IMODE(place.stat().st_mode) == 0o660
+        with pytest.raises(TapflError, match="--group nobodys-group: no such group"):
+            _open_to("nobodys-group", place)

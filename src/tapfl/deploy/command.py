@@ -134,6 +134,8 @@ def _add_client(verbs: Verbs) -> None:
     verb.add_argument("--key", type=Path, metavar="FILE", help="this node's private key")
     verb.add_argument("--socket", type=Path, metavar="PATH",
                       help="start no SuperNode; listen here for one that you start yourself")
+    verb.add_argument("--group", metavar="NAME",
+                      help="with --socket: the group of the user that the SuperNode runs under")
     verb.add_argument("--allow", default="", metavar="A,B",
                       help="what else may be reported: scores, losses, replacements, notes "
                            "(nothing)")
@@ -157,7 +159,8 @@ def _client(options: argparse.Namespace) -> None:
     if options.socket:
         from tapfl.deploy.alone import run_alone
 
-        run_alone(config, _listed(options.clients), options.out, options.socket, allow=allow,
+        run_alone(config, _listed(options.clients), options.out, options.socket,
+                  group=options.group, allow=allow,
                   device=pick_device(options.device), modules=_own(options),
                   say=lambda text: print(text, flush=True))
     Node(config, _listed(options.clients), options.out, options.superlink, options.ca, options.key,
@@ -172,6 +175,8 @@ def _check_ways(options: argparse.Namespace) -> None:
         raise TapflError(f"--{given[0]}: belongs to the SuperNode, which --socket leaves to you")
     if not options.socket and len(given) < 3:
         raise TapflError("deploy client: expected --superlink, --ca and --key, or --socket")
+    if options.group and not options.socket:
+        raise TapflError("--group: goes with --socket")
 
 
 def _add_local(verbs: Verbs) -> None:
