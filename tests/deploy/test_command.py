@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tapfl.cli import main
-from tapfl.deploy.alone import _open_to
+from tapfl.deploy.resident import open_to
 from tapfl.engine.flower.frames import pack, request, unpack
 from tapfl.engine.flower.serving import listen
 from tapfl.errors import TapflError
@@ -44,7 +44,7 @@ def test_a_resident_alone_answers_at_its_socket(tmp_path):
                "--out", str(tmp_path / "node"), "--socket", str(place), "--device", "cpu"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stdout.readline().startswith("ready: news; node-config")
+            assert process.stdout.readline().startswith("ready: news at ")
             header, _ = unpack(request(place, pack({"kind": "hello"}), 60))
             assert [client["id"] for client in header["clients"]] == ["news"]
         finally:
@@ -57,7 +57,7 @@ def test_a_socket_is_opened_to_a_group_and_to_nobody_else(tmp_path):
     place = tmp_path / "s"
     with listen(place):
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
-        _open_to(grp.getgrgid(os.getgid()).gr_name, place)
+        open_to(grp.getgrgid(os.getgid()).gr_name, place)
         assert stat.S_IMODE(place.stat().st_mode) == 0o660
         with pytest.raises(TapflError, match="--group nobodys-group: no such group"):
-            _open_to("nobodys-group", place)
+            open_to("nobodys-group", place)

@@ -144,27 +144,22 @@ def _add_client(verbs: Verbs) -> None:
 def _client(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.node import Node
-        from tapfl.engine.flower.resident import ALLOW
-    import torch
-
-    from tapfl.engine.run import pick_device
+        from tapfl.engine.flower.allow import ALLOW
 
     allow = _listed(options.allow)
     for name in allow:
         if name not in ALLOW:
             raise TapflError(f"--allow {name}: expected some of {', '.join(ALLOW)}")
     _check_ways(options)
-    config = _config(options)
-    torch.set_num_threads(config.thread_count)
     if options.socket:
-        from tapfl.deploy.alone import run_alone
+        from tapfl.deploy.resident import Home, live
 
-        run_alone(config, _listed(options.clients), options.out, options.socket,
-                  group=options.group, allow=allow,
-                  device=pick_device(options.device), modules=_own(options),
-                  say=lambda text: print(text, flush=True))
-    Node(config, _listed(options.clients), options.out, options.superlink, options.ca, options.key,
-         allow, pick_device(options.device), _own(options)).run(
+        live(Home(config=_config(options), clients=tuple(_listed(options.clients)),
+                  out=options.out, socket=options.socket.resolve(), group=options.group,
+                  allow=tuple(allow), device=options.device, modules=_own(options)))
+        return
+    Node(_config(options), _listed(options.clients), options.out, options.superlink, options.ca,
+         options.key, allow, options.device, _own(options)).run(
              lambda text: print(text, flush=True))
 
 

@@ -11,9 +11,9 @@ from tapfl.config import Config
 from tapfl.deploy.keys import make_keys
 from tapfl.deploy.processes import free_port
 from tapfl.deploy.server import BELOW, Server
+from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.job import Job
 from tapfl.engine.flower.nodes import Patience
-from tapfl.engine.flower.resident import ALLOW
 from tapfl.engine.flower.wire import Compression
 from tapfl.errors import TapflError
 
@@ -37,7 +37,7 @@ def run_local(config: Config, groups: Sequence[Sequence[str]], out: Path, *,
     with Server(out, keys, public=public) as server:
         for group in groups:
             own = [] if modules is None else ["--modules", str(modules)]
-            server.processes.start(f"node-{group[0]}", [
+            server.supervisor.keep(f"node-{group[0]}", [
                 sys.executable, "-m", "tapfl", "deploy", "client", str(configuration),
                 "--clients", ",".join(group), "--out", str(folder / "nodes" / group[0]),
                 "--superlink", server.address, "--ca", str(keys / "ca.pem"),

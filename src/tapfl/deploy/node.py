@@ -1,22 +1,26 @@
-"""A client's machine: the resident process, and Flower's SuperNode that brings it messages."""
+"""A client's machine: the resident process, and Flower's SuperNode that brings it messages.
+
+This process only watches over the two, and starts again whichever ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tapfl.config import Config
 from tapfl.deploy.processes import Processes, executable, free_port, stop_recorded
-from tapfl.engine.flower.resident import Resident
-from tapfl.engine.flower.serving import listen, serve
+from tapfl.deploy.resident import Home
+from tapfl.deploy.supervise import Supervisor
 from tapfl.errors import TapflError
 
-WAIT = 5.0  # seconds before a SuperNode that ended is started again
+POLL = 0.5
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,8 @@ class Node:
     superlink: str
     certificate: Path  # of the authority that signed the server's
     key: Path
-    allow: Collection[str]
-    device: str = "cpu"
+    allow: Sequence[str]
+    device: str = "auto"
     modules: Path | None = None
 
     def run(self, say: Callable[[str], None]) -> None:
@@ -42,23 +46,27 @@ class Node:
         flower = self.out.with_name(f"{self.out.name}.flower")
         stop_recorded(flower)
         with contextlib.ExitStack() as stack:
-            resident = Resident(self.config, self.clients, self.out, device=self.device,
-                                allow=self.allow, modules=self.modules,
-                                notify=lambda event: say(str(event)))
-            stack.callback(resident.close)
             # A short path: sockets have no long ones.
-            place = stack.enter_context(tempfile.TemporaryDirectory(prefix="tapfl-"))
-            server = stack.enter_context(listen(Path(place) / "resident"))
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tapfl-")))
             processes = Processes(flower, {"FLWR_HOME": str((flower / "home").resolve())})
             stack.callback(processes.stop)
-            stopped = threading.Event()
-            stack.callback(stopped.set)
-            command = self._supernode(Path(place) / "resident")
-            processes.start("supernode", command)
-            threading.Thread(target=_keep_up, args=(processes, command, stopped, say),
-                             daemon=True).start()
+            supervisor = Supervisor(processes, say)
+            supervisor.keep("resident", self._resident(flower, place / "resident"))
+            while not (place / "resident").exists():  # it reads its data first
+                supervisor.look()
+                time.sleep(POLL)
+            supervisor.keep("supernode", self._supernode(place / "resident"))
             say(f"ready: {', '.join(self.clients)} for {self.superlink}")
-            serve(resident, server, say)
+            while True:
+                supervisor.look()
+                time.sleep(POLL)
+
+    def _resident(self, folder: Path, socket: Path) -> list[str]:
+        home = Home(config=self.config, clients=tuple(self.clients), out=self.out, socket=socket,
+                    allow=tuple(self.allow), device=self.device, modules=self.modules)
+        path = folder / "resident.json"
+        path.write_text(home.model_dump_json(), encoding="utf-8")
+        return [sys.executable, "-m", "tapfl.deploy.resident", str(path)]
 
     def _supernode(self, socket: Path) -> list[str]:
         return [executable("flower-supernode"), "--superlink", self.superlink,
@@ -66,14 +74,3 @@ class Node:
                 "--auth-supernode-private-key", str(self.key.resolve()),
                 "--host", "127.0.0.1", "--port", str(free_port()),
                 "--node-config", f"socket={json.dumps(str(socket))}"]
-
-
-def _keep_up(processes: Processes, command: Sequence[str], stopped: threading.Event,
-             say: Callable[[str], None]) -> None:
-    """Start a SuperNode again that has ended, as when its server refused it for a while."""
-    while not stopped.wait(1.0):
-        for name, status in processes.ended().items():
-            say(f"the SuperNode has ended with status {status} ({processes.log(name)} says why); "
-                f"starting it again in {WAIT:g} s")
-            if not stopped.wait(WAIT):
-                processes.start(name, command)

@@ -44,8 +44,10 @@ def add_stop(verbs: Verbs) -> None:
 
 
 def _stop(options: argparse.Namespace) -> None:
+    from tapfl.deploy.app import stop_app
     from tapfl.deploy.processes import stop_recorded
 
     places = [options.folder / "deploy", options.folder.with_name(f"{options.folder.name}.flower")]
+    stop_app(places[0])
     stopped = [name for place in places for name in stop_recorded(place)]
     print(f"stopped: {', '.join(stopped)}" if stopped else f"{options.folder}: nothing is running")

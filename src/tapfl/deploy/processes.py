@@ -12,10 +12,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from tapfl.engine.files import write_json
+from tapfl.engine.process import end_with_parent, identity, is_running
 from tapfl.errors import TapflError
 
+RECORD = "processes.json"
+FRAME = "│╭╮╰╯─ "  # what the lines of a box are drawn with
 GRACE = 10.0  # seconds that a process has to end by itself
 # Flower and Ray: say nothing to anybody, install nothing.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -34,14 +37,20 @@ class Processes:
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start a process; what it prints is appended to its log."""
+        """Start a process, perhaps once more; what it prints is appended to its log.
+
+        It ends with this one, however this one ends.
+        """
+        if name in self._children:  # it has ended, but what it started may be there still
+            kill_group(self._children[name].pid, signal.SIGKILL)
         with self.log(name).open("ab") as log:
             self._children[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-                env=self._environment, start_new_session=True)
-        write_json(self.folder / "processes.json", {
-            name: {"pid": child.pid, "started": _started(child.pid)}
-            for name, child in self._children.items()})
+                env=self._environment, start_new_session=True, preexec_fn=end_with_parent)
+        whole = self.folder / f"{RECORD}.partial"
+        whole.write_text(json.dumps({name: identity(child.pid)
+                                     for name, child in self._children.items()}), encoding="utf-8")
+        whole.replace(self.folder / RECORD)
 
     def run(self, command: Sequence[str], what: str, timeout: float = 120.0) -> str:
         """Run a command to its end; return what it printed."""
@@ -51,8 +60,10 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise TapflError(f"{what}: no end within {timeout:g} s") from None
         if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
-            raise TapflError(f"{what} failed: {' '.join(last) or f'status {done.returncode}'}")
+            # Flower frames its errors; what it says is within.
+            lines = [line.strip(FRAME) for line in (done.stderr or done.stdout).splitlines()]
+            last = next(filter(None, reversed(lines)), f"status {done.returncode}")
+            raise TapflError(f"{what} failed: {last}")
         return done.stdout
 
     def log(self, name: str) -> Path:
@@ -64,71 +75,71 @@ class Processes:
         return {name: status for name, child in self._children.items()
                 if (status := child.poll()) is not None}
 
-    def check(self) -> None:
-        """Raise an error if one of them has ended by itself."""
-        for name, status in self.ended().items():
-            raise TapflError(f"{name} has ended with status {status}; {self.log(name)} says why")
+    def last_words(self, name: str) -> str:
+        """Return the last line that a process printed."""
+        with contextlib.suppress(OSError):
+            with self.log(name).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
+                lines = log.read().decode(errors="replace").strip().splitlines()
+            return lines[-1].strip() if lines else ""
+        return ""
 
-    def wait_for_port(self, port: int, patience: float = 60.0) -> None:
-        """Return when something listens at a port of this machine."""
+    def listens(self, name: str, port: int, patience: float = 60.0) -> bool:
+        """Return when a process listens at a port of this machine, or has ended."""
         until = time.monotonic() + patience
         while time.monotonic() < until:
             with socket.socket() as probe:
                 probe.settimeout(1)
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            self.check()
+                    return True
+            if name in self.ended():
+                return False
             time.sleep(0.1)
-        raise TapflError(f"nothing listens at port {port} after {patience:g} s; the logs in "
-                         f"{self.folder} may say why")
+        raise TapflError(f"{name} does not listen at port {port} after {patience:g} s; "
+                         f"{self.log(name)} may say why")
 
     def stop(self) -> None:
         """End all of them: kindly first."""
-        stop_groups([child.pid for child in self._children.values()])
+        stop_groups([identity(child.pid) for child in self._children.values()])
         for child in self._children.values():
             child.wait()
         self._children.clear()
-        (self.folder / "processes.json").unlink(missing_ok=True)
+        (self.folder / RECORD).unlink(missing_ok=True)
+
+
+def recorded(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return what a folder's processes are, of those that are running."""
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return {str(name): who for name, who in found.items() if is_running(who)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def stop_recorded(folder: Path) -> list[str]:
     """End what an earlier process has left running; return the names."""
-    try:
-        recorded = json.loads((folder / "processes.json").read_text(encoding="utf-8"))
-        alive = {name: int(each["pid"]) for name, each in recorded.items()
-                 if _started(int(each["pid"])) == each["started"]}  # else the id is another's now
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return []
-    stop_groups(list(alive.values()))
-    (folder / "processes.json").unlink(missing_ok=True)
-    return list(alive)
+    running = recorded(folder)
+    stop_groups(list(running.values()))
+    (folder / RECORD).unlink(missing_ok=True)
+    return list(running)
 
 
-def stop_groups(leaders: Sequence[int]) -> None:
-    """End process groups: ask, wait, and insist."""
+def stop_groups(leaders: Sequence[dict[str, Any]]) -> None:
+    """End processes, with the groups that they lead: ask, wait, and insist."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for leader in leaders:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(leader, number)
+            kill_group(leader["pid"], number)
         until = time.monotonic() + GRACE
         while number == signal.SIGTERM and time.monotonic() < until:
-            if not any(_running(leader) for leader in leaders):
-                return
+            if not any(is_running(leader) for leader in leaders):
+                break
             time.sleep(0.05)
 
 
-def _running(pid: int) -> bool:
-    """Return whether a process is there and not just waiting to be collected."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def _started(pid: int) -> str | None:
-    """Return when a process was started, which tells it from a later one with the same id."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    return None
+def kill_group(leader: int, number: signal.Signals) -> None:
+    """Send a signal to a process and its group, if they are still there."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
 
 
 def free_port() -> int:

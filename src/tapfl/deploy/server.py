@@ -13,17 +13,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tapfl.deploy.app import App, stop_app
 from tapfl.deploy.processes import Processes, stop_recorded
 from tapfl.deploy.superlink import SuperLink
-from tapfl.engine.flower.job import Job
+from tapfl.deploy.supervise import Supervisor
+from tapfl.engine.flower.job import Job, Log
 from tapfl.errors import TapflError
+from tapfl.events import Message
 
 POLL = 0.5
 BELOW = "deploy"  # the folder within a run's
+LOG = "log.jsonl"
 
 
 class Server:
-    """A server under way in a run's folder."""
+    """A server under way in a run's folder; what ends below it is started again."""
 
     def __init__(self, out: Path, keys: Path, port: int | None = None,
                  public: str | None = None) -> None:
@@ -32,10 +36,12 @@ class Server:
                 raise TapflError(f"{keys / name}: no such file; make keys with: "
                                  f"tapfl deploy keys {keys}")
         self.out, self.folder = out, out / BELOW
+        self._app: App | None = None
         stop_recorded(self.folder)
-        self.processes = Processes(self.folder, {
-            "FLWR_HOME": str((self.folder / "flower").resolve())})
-        self.superlink = SuperLink(self.processes, keys, port)
+        stop_app(self.folder)
+        processes = Processes(self.folder, {"FLWR_HOME": str((self.folder / "flower").resolve())})
+        self.supervisor = Supervisor(processes, self._say)
+        self.superlink = SuperLink(self.supervisor, keys, port)
         self._public = public
 
     def __enter__(self) -> Server:
@@ -45,12 +51,13 @@ class Server:
             if self._public:
                 self.superlink.publish(self._public)
         except BaseException:
-            self.processes.stop()
+            self.supervisor.processes.stop()
             raise
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.processes.stop()
+        stop_app(self.folder)
+        self.supervisor.processes.stop()
 
     @property
     def address(self) -> str:
@@ -60,15 +67,29 @@ class Server:
     def begin(self, job: Job) -> Iterator[dict[str, Any]]:
         """Submit a run; return what it says, as it says it."""
         path = self.folder / "job.json"
-        job.log.unlink(missing_ok=True)
         job.save(path)
-        self.superlink.submit(path)
-        return follow(job.log, self.processes.check)
+        position = job.log.stat().st_size if job.log.is_file() else 0  # of earlier starts
+        self._app = App(lambda: self.superlink.submit(path), job.process, self._say)
+        self._app.begin()
+        return follow(job.log, self._look, position)
+
+    def _look(self) -> None:
+        """Start again what has ended; a run does not survive its SuperLink."""
+        again = self.supervisor.look()
+        if self._app is not None:
+            if "superlink" in again:
+                self._app.lost("the run has lost its SuperLink")
+            self._app.look()
+
+    def _say(self, text: str) -> None:
+        Log(self.folder / LOG)(Message(text))
 
 
-def follow(log: Path, check: Callable[[], None]) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a job's log until it has finished; what stopped it is an error."""
-    position = 0
+def follow(log: Path, look: Callable[[], None], position: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a job's log until it has finished; what stopped it is an error.
+
+    ``look`` is called every now and then.
+    """
     while True:
         if log.is_file():
             with log.open(encoding="utf-8") as file:
@@ -82,5 +103,5 @@ def follow(log: Path, check: Callable[[], None]) -> Iterator[dict[str, Any]]:
                         return
                     if text.startswith("stopped: "):
                         raise TapflError(text.removeprefix("stopped: "))
-        check()
+        look()
         time.sleep(POLL)

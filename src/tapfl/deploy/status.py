@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tapfl.deploy.processes import recorded
 from tapfl.deploy.server import BELOW
 from tapfl.errors import TapflError
 
@@ -23,9 +25,7 @@ def status(out: Path) -> dict[str, Any]:
     texts = [line["says"] for line in said if "says" in line]
     last = rounds[-1] if rounds else None
     return {
-        "state": "finished" if texts[-1:] == ["finished"] else
-                 next((t for t in reversed(texts) if t.startswith("stopped")), "under way"),
-        "processes": _processes(folder),
+        "state": _state(texts), "processes": sorted(recorded(folder)),
         "nodes": [text for text in texts if " joined with " in text],
         "refused": [text for text in texts if text.startswith("refused: ")],
         "method": last and last["method"], "round": last and last["round"],
@@ -38,8 +38,11 @@ def status(out: Path) -> dict[str, Any]:
     }
 
 
-def _processes(folder: Path) -> list[str]:
-    try:
-        return sorted(json.loads((folder / "processes.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return []
+def _state(texts: Sequence[str]) -> str:
+    """Return how it ended, if it was not started again since."""
+    for text in reversed(texts):
+        if text == "finished" or text.startswith("stopped"):
+            return text
+        if text in ("starts", "goes on"):
+            break
+    return "under way"

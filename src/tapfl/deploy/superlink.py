@@ -7,11 +7,13 @@ reach is a proxy that passes the Fleet API alone.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
 
-from tapfl.deploy.processes import Processes, executable, free_port
+from tapfl.deploy.processes import executable, free_port
+from tapfl.deploy.supervise import Supervisor
 from tapfl.errors import TapflError
 
 NAME = "tapfl"  # of the connection in Flower's configuration
@@ -68,15 +70,26 @@ http {{
   }}
 }}
 """
+TRIES = 10  # in succession to start what has ended
 BODY_LIMIT = 64  # MiB of a request: Flower sends large arrays in pieces of a few MB
 
 
 class SuperLink:
     """A SuperLink under way, and perhaps the proxy before it."""
 
-    def __init__(self, processes: Processes, keys: Path, port: int | None = None) -> None:
-        self._processes, self._keys, self.port = processes, keys.resolve(), port or free_port()
-        self._folder = processes.folder.resolve()
+    def __init__(self, supervisor: Supervisor, keys: Path, port: int | None = None) -> None:
+        self._supervisor, self._processes = supervisor, supervisor.processes
+        self._folder, self._keys = self._processes.folder.resolve(), keys.resolve()
+        self.port = port or self._port()
+
+    def _port(self) -> int:
+        """Return the port of the last start: nodes that are out there look for it again."""
+        path = self._folder / "port"
+        with contextlib.suppress(OSError, ValueError):
+            return int(path.read_text(encoding="utf-8"))
+        port = free_port()
+        path.write_text(f"{port}\n", encoding="utf-8")
+        return port
 
     def start(self) -> None:
         """Start it, and let the commands of Flower know where it is."""
@@ -87,13 +100,13 @@ class SuperLink:
             f"[superlink]\ndefault = {json.dumps(NAME)}\n\n[superlink.{NAME}]\n"
             f"address = \"127.0.0.1:{self.port}\"\n"
             f"root-certificates = {json.dumps(str(self._keys / 'ca.pem'))}\n", encoding="utf-8")
-        self._processes.start("superlink", [
+        self._supervisor.keep("superlink", [
             executable("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.port),
             "--ssl-ca-certfile", str(self._keys / "ca.pem"),
             "--ssl-certfile", str(self._keys / "server.pem"),
             "--ssl-keyfile", str(self._keys / "server.key"), "--enable-supernode-auth",
-            "--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"])
-        self._processes.wait_for_port(self.port)
+            "--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"],
+            self.port, TRIES)
 
     def register(self) -> list[str]:
         """Let every node in whose public key is among the keys; return their names."""
@@ -131,6 +144,6 @@ class SuperLink:
         path = folder / "nginx.conf"
         path.write_text(PROXY.format(folder=folder, keys=self._keys, port=self.port,
                                      address=address, limit=BODY_LIMIT), encoding="utf-8")
-        self._processes.start("proxy", [nginx, "-p", str(folder), "-c", str(path),
-                                        "-e", str(folder / "error.log")])
-        self._processes.wait_for_port(int(address.rpartition(":")[2]))
+        self._supervisor.keep("proxy", [
+            nginx, "-p", str(folder), "-c", str(path), "-e", str(folder / "error.log")],
+            int(address.rpartition(":")[2]), TRIES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import yaml
 
 from tapfl.config import Config, usable_cores
 from tapfl.data.federation import client_count, load_federation
+from tapfl.engine.process import end_with_parent
 from tapfl.engine.record import RunRecord
 from tapfl.errors import TapflError
 from tapfl.methods import federated_runs, method_specs
@@ -24,8 +24,6 @@ from tapfl.methods import federated_runs, method_specs
 POLL = 0.2  # seconds
 GRACE = 60.0  # seconds that a run gets to write its last whole round down
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_C = ctypes.CDLL(None) if sys.platform == "linux" else None
-_PARENT_DEATH_SIGNAL = 1  # of prctl
 
 
 @dataclass
@@ -174,7 +172,7 @@ def _start(place: Place, job: Job) -> None:
             # A group of its own: Ctrl-C reaches this process alone, which ends its runs in order.
             place.process = subprocess.Popen(
                 _command(place, job), env=_environment(place), stdin=subprocess.DEVNULL,
-                stdout=log, stderr=subprocess.STDOUT, process_group=0, preexec_fn=_end_with_parent)
+                stdout=log, stderr=subprocess.STDOUT, process_group=0, preexec_fn=end_with_parent)
     except OSError as error:
         raise TapflError(f"{job.folder.parent}: cannot start a run here ({error})") from None
     place.job, place.started = job, time.monotonic()
@@ -200,12 +198,6 @@ def _environment(place: Place) -> dict[str, str]:
         return dict(os.environ)
     mine = [each.strip() for each in os.environ.get(VISIBLE, "").split(",") if each.strip()]
     return {**os.environ, VISIBLE: mine[int(number)] if int(number) < len(mine) else number}
-
-
-def _end_with_parent() -> None:
-    """In the new process: end as by SIGTERM when the parent is gone, even if it was killed."""
-    if _C is not None:
-        _C.prctl(_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _ended(place: Place) -> bool:

@@ -4,9 +4,10 @@ import functools
 import itertools
 import sys
 
+from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.elsewhere import Elsewhere
 from tapfl.engine.flower.nodes import Patience
-from tapfl.engine.flower.resident import ALLOW, Resident
+from tapfl.engine.flower.resident import Resident
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.run import run
 

@@ -1,12 +1,13 @@
 """A round goes on whatever a node does, and a server that was killed goes on as if it never was."""
 
+import contextlib
 import itertools
 
 import pytest
 import torch
 from safetensors.torch import save
 
-from tapfl.engine.flower.frames import pack
+from tapfl.engine.flower.frames import pack, unpack
 from tapfl.engine.rounds import Rounds
 from tapfl.errors import TapflError
 from tests.engine.flower.fakes import BLOCKS, ZERO, FakeNode, Fakes, event, row
@@ -233,7 +234,7 @@ def test_a_node_that_hangs_is_waited_for_once(tmp_path):
         fakes.rounds.run()
     assert [e["reason"] for e in fakes.events("missing")] == [
         "no answer within 20 s", *["not connected"] * 4]
-    assert fakes.clock() <= 21
+    assert fakes.clock() <= 32  # once in a round, and once in the end
 
 
 def test_a_round_begins_with_the_minimum_or_not_at_all(tmp_path):
@@ -246,6 +247,63 @@ def test_a_round_begins_with_the_minimum_or_not_at_all(tmp_path):
     fakes.transport.residents[3] = FakeNode("c1")
     again = Fakes(tmp_path, transport=fakes.transport, minimum=4)
     assert len(again.rounds.run(resume=True)) == 4
+
+
+def test_final_models_are_waited_for(tmp_path):
+    """A client that is away in the end is asked when it is back; others are asked once."""
+    transport = InMemory([FakeNode(*OTHERS), FakeNode("c1")])
+    asked = transport.residents[1].asked
+
+    def leave(header, body):
+        del transport.residents[2]
+        return "gone"
+
+    transport.residents[2].changed = at(2, leave)
+    fakes = Fakes(tmp_path, transport=transport)
+    sleep = fakes.clock.sleep
+
+    def come_back(seconds):
+        sleep(seconds)
+        if fakes.clock() > 5:
+            transport.residents.setdefault(7, FakeNode("c1"))
+
+    fakes.nodes.sleep = come_back
+    assert fakes.rounds.run() == run(tmp_path / "calm")[1]
+    assert [each.kind for each in asked].count("finish") == 3
+    assert any("all are needed; missing: c1" in text for text in fakes.texts)
+
+
+class OneAtATime(InMemory):
+    """A node's answers come one after the other, each after ``pace`` seconds."""
+
+    def __init__(self, nodes, pace):
+        super().__init__(nodes)
+        self.pace, self.clock, self.ready, self.free = pace, None, {}, {}
+
+    def push(self, node, data, patience):
+        id_, now = super().push(node, data, patience), self.clock()
+        kind = unpack(data)[0]["kind"]
+        self.free[node] = max(self.free.get(node, 0), now) + (0 if kind == "hello" else self.pace)
+        self.ready[id_] = self.free[node], now + patience
+        return id_
+
+    def pull(self, ids):
+        now = self.clock()
+        return super().pull([id_ for id_ in ids if self.ready[id_][0] <= now <= self.ready[id_][1]])
+
+
+@pytest.mark.parametrize(("pace", "missing"), [(15, 0), (25, 4)])
+def test_a_nodes_clients_have_their_time_in_turn(tmp_path, pace, missing):
+    """``round`` is a client's time: four on a node may take four times as long."""
+    transport = OneAtATime([FakeNode("c0", "c1", "c2", "c3")], pace)
+    fakes = Fakes(tmp_path, transport=transport, rounds=1, round=20)
+    transport.clock = fakes.clock
+    if missing:
+        with contextlib.suppress(TapflError):
+            fakes.rounds.run()
+    else:
+        fakes.rounds.run()
+    assert len(fakes.events("missing")) == missing
 
 
 def test_nothing_grows_over_a_thousand_rounds(tmp_path):

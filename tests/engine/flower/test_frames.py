@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+import threading
 import tracemalloc
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapfl.engine.flower import frames
-from tapfl.engine.flower.frames import FrameError, pack, receive, unpack
+from tapfl.engine.flower.frames import FrameError, pack, receive, request_again, unpack
 
 HEADER = {"kind": "x", "text": "Grüße \U0001f600", "numbers": [1, -2.5, 1e100], "none": None}
 values = st.recursive(
@@ -117,3 +118,69 @@ def test_a_length_is_a_claim_and_takes_no_memory():
 def test_the_header_is_plain_json():
     data = pack(HEADER)
     assert json.loads(data[12:]) == HEADER
+
+
+def listening(path, *turns):
+    """Listen at a path; each turn gets a connection. Return the thread."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(str(path))
+    server.listen()
+
+    def serve():
+        with server:
+            for turn in turns:
+                connection, _ = server.accept()
+                with connection:
+                    turn(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def answers(connection):
+    frames.send(connection, pack({"got": unpack(receive(connection))[0]["n"]}))
+
+
+def dies(connection):
+    receive(connection)
+
+
+def dies_while_it_answers(connection):
+    frames.send(connection, pack({"got": unpack(receive(connection))[0]["n"]})[:-3])
+
+
+@pytest.mark.parametrize("death", [dies, dies_while_it_answers])
+def test_one_who_dies_over_a_message_is_asked_once_more(tmp_path, death):
+    thread = listening(tmp_path / "s", death, answers)
+    assert unpack(request_again(tmp_path / "s", pack({"n": 3}), 5, pause=0.01))[0] == {"got": 3}
+    thread.join()
+    thread = listening(tmp_path / "t", death, death)
+    with pytest.raises(FrameError, match="the connection ended"):
+        request_again(tmp_path / "t", pack({"n": 3}), 5, pause=0.01)
+    thread.join()
+
+
+def test_one_who_is_not_there_is_waited_for(tmp_path):
+    path = tmp_path / "s"
+    with pytest.raises(FileNotFoundError):
+        request_again(path, pack({"n": 3}), 5, absent=0.05, pause=0.01)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:  # by one who was killed
+        left.bind(str(path))
+    with pytest.raises(ConnectionRefusedError):
+        request_again(path, pack({"n": 3}), 0.05, pause=0.01)
+    path.unlink()
+    threads = []
+    later = threading.Timer(0.1, lambda: threads.append(listening(path, answers)))
+    later.start()
+    assert unpack(request_again(path, pack({"n": 4}), 5, pause=0.01))[0] == {"got": 4}
+    later.join(), threads[0].join()
+
+
+def test_one_who_hangs_has_as_long_as_the_server_waits(tmp_path):
+    waits = threading.Event()
+    thread = listening(tmp_path / "s", lambda connection: waits.wait(5))
+    with pytest.raises(TimeoutError):
+        request_again(tmp_path / "s", pack({"n": 3}), 0.1, pause=0.01)
+    waits.set()
+    thread.join()

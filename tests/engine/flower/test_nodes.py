@@ -198,3 +198,30 @@ def test_another_version_of_the_code_is_refused():
     nodes.code = "2"
     nodes.refresh()
     assert "code of tapfl 1, the server has 2" in nodes.refused[1]
+
+
+def test_who_was_known_before_is_not_waited_for_for_ever():
+    """A run that goes on knows how much data everybody has; a new one has to hear it first."""
+    nodes = nodes_of(FakeNode("c0", "c2", "c3"), minimum=3)
+    with pytest.raises(TapflError, match="missing: c1; gave up after 10 s"):
+        nodes.gather()
+    nodes = nodes_of(FakeNode("c0", "c2", "c3"), minimum=3)
+    nodes.samples |= dict.fromkeys(CLIENTS, 7)
+    nodes.gather()
+    assert texts(nodes)[-1].endswith("missing: c1; gave up after 10 s; going on without")
+    assert [m.samples for m in nodes.members()] == [10, 7, 10, 10]
+    nodes.patience = Patience(join=10, hello=3, poll=1.0, minimum=4)
+    with pytest.raises(TapflError, match="4 are needed"):
+        nodes.gather()
+
+
+def test_a_node_that_fails_is_greeted_at_once():
+    nodes = nodes_of(FakeNode("c0", "c1", "c2", "c3"))
+    nodes.wait(4)
+    nodes.forget(1, "no answer")
+    assert nodes.host("c1") is None
+    nodes.forget(1, "no answer")  # one hello is under way
+    assert len(nodes.transport.waiting) == 1
+    nodes.refresh()
+    assert nodes.host("c1") == 1
+    assert nodes.clock() == 0

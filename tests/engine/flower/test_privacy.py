@@ -12,8 +12,9 @@ import pytest
 
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.agreement import agreement, weights_mark
+from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import pack, unpack
-from tapfl.engine.flower.resident import ALLOW, Resident
+from tapfl.engine.flower.resident import Resident
 from tapfl.engine.flower.told import told
 from tapfl.errors import TapflError
 from tapfl.events import Diverged, Message, Missing, Note, OfClient, Refused
@@ -175,7 +176,8 @@ def test_a_resident_that_is_gone_is_not_located(tmp_path):
     from tapfl.engine.flower.client_app import _pass_on
     from tapfl.engine.flower.records import content_of
 
-    message = SimpleNamespace(content=content_of(pack({"kind": "hello"})))
+    message = SimpleNamespace(content=content_of(pack({"kind": "hello"})),
+                              metadata=SimpleNamespace(ttl=0.1))
     for config in ({"socket": str(tmp_path / "gone")}, {}):
         with pytest.raises(RuntimeError) as error:
             _pass_on(message, SimpleNamespace(node_config=config))

@@ -14,6 +14,7 @@ from tapfl.config import Config
 from tapfl.data.federation import Member, client_ids, load_federation, parse_id, taking_part
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
 from tapfl.engine.flower.nodes import Nodes, Patience, Transport
@@ -61,8 +62,19 @@ class Elsewhere:
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            weights_mark(self.config), self.patience, self.notify,
                            code=code_digest())
-        self.nodes.wait(len(expected))  # the roster is known when everybody has said hello once
-        self._members = self.nodes.members()
+        self._members = self._roster()
+
+    def _roster(self) -> list[Member]:
+        """Return the members: known when everybody has said hello once, perhaps to an earlier
+        start of this run, which need not wait for everybody again.
+        """
+        path = self.out / "state" / "roster.json"
+        known = read_checked_json(path) or {}
+        self.nodes.samples |= known.get("samples", {})
+        self.nodes.gather()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_checked_json(path, {"samples": self.nodes.samples})
+        return self.nodes.members()
 
     @property
     def members(self) -> Sequence[Member]:
@@ -98,6 +110,10 @@ class Elsewhere:
         yield worker.method, Remote(plan, worker.method, self.nodes, self.compression)
 
 
+class Lost(NoAnswer):
+    """A client that cannot be reached, as of now."""
+
+
 @dataclass
 class Remote:
     """Sends asks to the nodes that host the clients, and reads what comes back."""
@@ -109,25 +125,55 @@ class Remote:
 
     def ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
         """Send each member its blocks; yield answers as they come, or why there is none."""
-        patience, transport = self.nodes.patience, self.nodes.transport
-        limit = patience.round if ask.kind == "train" else patience.finish
-        self.nodes.wait(patience.minimum)
-        asked: dict[str, Member] = {}
+        self.nodes.wait(self.nodes.patience.minimum)
+        if ask.kind == "train":
+            yield from self._ask(ask, whom)
+        else:
+            yield from self._ask_again(ask, whom)
+
+    def _ask_again(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
+        """Ask for what every member must give: one that is lost is waited for, and asked again."""
+        nodes, patience = self.nodes, self.nodes.patience.join
+        due = {member.id: (member, blocks) for member, blocks in whom}
+        until = nodes.clock() + patience
+        while True:
+            lost: dict[str, Lost] = {}
+            for answer in self._ask(ask, list(due.values())):
+                if isinstance(answer, Lost):
+                    lost[answer.client] = answer
+                    continue
+                until = nodes.clock() + patience  # as long as answers come, others may, too
+                yield answer
+            due = {client: due[client] for client in lost}
+            if not due or not nodes.wait_for_any(list(due), until):
+                yield from lost.values()
+                return
+
+    def _ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
+        """Ask each member once. A node has its clients' time in turn: it answers one at a time."""
+        nodes, transport = self.nodes, self.nodes.transport
+        limit = nodes.patience.round if ask.kind == "train" else nodes.patience.finish
+        asked: dict[str, tuple[Member, int]] = {}
+        queue: dict[int, int] = {}
         for member, blocks in whom:
-            node = self.nodes.host(member.id)
+            node = nodes.host(member.id)
             if node is None:
-                yield NoAnswer(member.id, "not connected")
+                yield Lost(member.id, "not connected")
                 continue
-            asked[transport.push(node, self._frame(ask, member, blocks), limit)] = member
-        until = self.nodes.clock() + limit
-        while asked and self.nodes.clock() < until:
+            queue[node] = queue.get(node, 0) + 1
+            frame = self._frame(ask, member, blocks)
+            asked[transport.push(node, frame, limit * queue[node])] = member, node
+        until = dict.fromkeys(queue, nodes.clock() + limit)
+        while asked:
             for id_, data in transport.pull(list(asked)).items():
                 if id_ in asked:  # else it is there a second time
-                    yield from self._answers(ask, asked.pop(id_), data)
+                    member, node = asked.pop(id_)
+                    until[node] = nodes.clock() + limit
+                    yield from self._answers(ask, member, node, data)
+            for id_ in [i for i, (_, node) in asked.items() if nodes.clock() >= until[node]]:
+                yield self._lost(*asked.pop(id_), f"no answer within {limit:g} s")
             if asked:
-                self.nodes.sleep(patience.poll)
-        for member in asked.values():
-            yield self._lost(member, f"no answer within {limit:g} s")
+                nodes.sleep(nodes.patience.poll)
 
     def _frame(self, ask: Ask, member: Member, blocks: BlockState) -> bytes:
         return ask_frame(Asked(
@@ -135,10 +181,11 @@ class Remote:
             kept=list(ask.kept), awaited=list(ask.awaited.get(member.id, ())),
             compression=self.compression), blocks)
 
-    def _answers(self, ask: Ask, member: Member, data: bytes | str) -> Iterator[Answer]:
+    def _answers(self, ask: Ask, member: Member, node: int,
+                 data: bytes | str) -> Iterator[Answer]:
         """Yield what is in an answer: reports of earlier rounds, then the answer itself."""
         if isinstance(data, str):
-            yield self._lost(member, one_line(data))
+            yield self._lost(member, node, one_line(data))
             return
         try:
             frame = unpack(data, self._limit(member))
@@ -176,11 +223,9 @@ class Remote:
         return sum(self.method.initial[name].nbytes
                    for name in self.method.exchanged(member)) + SLACK
 
-    def _lost(self, member: Member, why: str) -> NoAnswer:
-        node = self.nodes.host(member.id)
-        if node is not None:
-            self.nodes.forget(node, why)
-        return NoAnswer(member.id, why)
+    def _lost(self, member: Member, node: int, why: str) -> Lost:
+        self.nodes.forget(node, why)
+        return Lost(member.id, why)
 
     def settle(self, round_: int) -> list[Any]:
         """Clients keep what they keep; each has it on disk before its answer counts."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ LINE = 500  # characters of a peer's words that are shown
 PIECE = 1 << 20  # bytes that are read at a time
 WHOLE = 1 << 63  # whole numbers are below it
 LARGE = 1e100  # no number is larger: sums of them are finite
+ABSENT, PAUSE = 120.0, 0.5  # seconds for a process to come back, and between two looks
 _LENGTHS = struct.Struct("!IQ")  # of the header, of the body
 
 Frame = tuple[dict[str, Any], bytes]
@@ -78,6 +80,27 @@ def request(path: Path | str, data: bytes, timeout: float) -> bytes:
         connection.connect(str(path))
         send(connection, data)
         return receive(connection)
+
+
+def request_again(path: Path | str, data: bytes, timeout: float, absent: float = ABSENT,
+                  pause: float = PAUSE) -> bytes:
+    """Send a frame; one who is not there is waited for, one who dies over it is asked once more.
+
+    Whoever keeps its state in files does the same thing again.
+    """
+    until, died = time.monotonic() + timeout, False
+    there = min(until, time.monotonic() + absent)
+    while True:
+        try:
+            return request(path, data, max(until - time.monotonic(), pause))
+        except (FileNotFoundError, ConnectionRefusedError):
+            if time.monotonic() + pause > there:
+                raise
+        except (ConnectionError, FrameError):
+            if died:
+                raise
+            died, there = True, min(until, time.monotonic() + absent)
+        time.sleep(pause)
 
 
 def _check(header: int, body: int, limit: int | None) -> None:

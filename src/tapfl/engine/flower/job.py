@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from tapfl.config import Config, load_config
 from tapfl.engine.files import write_json
 from tapfl.engine.flower.elsewhere import Elsewhere
+from tapfl.engine.flower.frames import one_line
 from tapfl.engine.flower.nodes import Patience, Transport
 from tapfl.engine.flower.wire import Compression
+from tapfl.engine.process import identity
 from tapfl.engine.record import read_object
 from tapfl.engine.run import run
 from tapfl.errors import TapflError, nearest
@@ -42,6 +44,11 @@ class Job(BaseModel):
     modules: Path | None = None
     compression: Compression = "none"
     patience: Patience = Patience()
+
+    @property
+    def process(self) -> Path:
+        """The file that says which process carries it out."""
+        return self.log.with_name("serverapp.json")
 
     def save(self, path: Path) -> None:
         """Write the file."""
@@ -90,6 +97,7 @@ def carry_out(job: Job, transport: Transport, also: Says = nothing) -> None:
     ``also`` gets the lines of its log, in words.
     """
     say = Log(job.log, also)
+    write_json(job.process, identity())
     site = functools.partial(Elsewhere, transport, job.patience, compression=job.compression)
     resume = (job.out / "run.json").is_file()
     say(Message("goes on" if resume else "starts"))
@@ -98,6 +106,9 @@ def carry_out(job: Job, transport: Transport, also: Says = nothing) -> None:
             modules=job.modules, site=site)
     except TapflError as error:
         say(Message(f"stopped: {error}"))
+        raise
+    except Exception as error:  # whoever has submitted it may try again
+        say(Message(f"failed: {one_line(f'{type(error).__name__}: {error}')}"))
         raise
     say(Message("finished"))
 

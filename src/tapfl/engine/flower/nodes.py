@@ -87,9 +87,14 @@ class Nodes:
         self._greet(sorted(there - self._known - set(self.refused) - asked))
 
     def forget(self, node: int, why: str) -> None:
-        """A node does not answer: it has to say hello again, and no round waits for that."""
+        """A node does not answer: it has to say hello again, and no round waits for that.
+
+        It is asked at once: by the next round it may be back.
+        """
         self._release(node)
         self._silent[node] = why
+        if node not in {asked for asked, _ in self._hellos.values()}:
+            self._say_hello(node)
 
     def _release(self, node: int) -> None:
         """Let a node's clients connect from elsewhere, also from a node that was early."""
@@ -100,23 +105,53 @@ class Nodes:
 
     def wait(self, count: int) -> None:
         """Return when so many clients are connected; too few for too long is an error."""
-        until, told = self.clock() + self.patience.join, -NO_LONGER
+        until = self.clock() + self.patience.join
+
+        def lacking() -> str | None:
+            return None if len(self._hosts) >= count else f"{count} are needed"
+
+        if not self._wait(lacking, until):
+            raise TapflError(f"{self._who(f'{count} are needed')}; gave up after "
+                             f"{self.patience.join:g} s"
+                             + "".join(f"; refused: {why}"
+                                       for why in list(self.refused.values())[:1]))
+
+    def wait_for_any(self, clients: Sequence[str], until: float) -> bool:
+        """Return whether one of these clients is connected, now or before a point in time."""
+        def lacking() -> str | None:
+            return None if any(c in self._hosts for c in clients) else "all are needed"
+
+        return self.clock() < until and self._wait(lacking, until)
+
+    def gather(self) -> None:
+        """Return when all clients are connected, or enough of those that were known before."""
+        try:
+            self.wait(len(self.expected))
+        except TapflError as error:
+            if any(client not in self.samples for client in self.expected):
+                raise
+            self.notify(Message(f"{error}; going on without"))
+            self.wait(self.patience.minimum)
+
+    def _wait(self, lacking: Callable[[], str | None], until: float) -> bool:
+        """Return whether nothing is lacking any more before a point in time; say what is."""
+        told = -NO_LONGER
         self.refresh()
-        while len(self._hosts) < count:
+        while (what := lacking()) is not None:
             now = self.clock()
-            missing = [client for client in self.expected if client not in self._hosts]
-            text = (f"{len(self._hosts)} of {len(self.expected)} clients are connected, {count} "
-                    f"are needed; missing: {', '.join(missing[:5])}"
-                    f"{' …' if len(missing) > 5 else ''}")
             if now > until:
-                raise TapflError(f"{text}; gave up after {self.patience.join:g} s"
-                                 + "".join(f"; refused: {why}"
-                                           for why in list(self.refused.values())[:1]))
+                return False
             if now - told >= NO_LONGER:
-                self.notify(Message(f"waiting: {text}"))
+                self.notify(Message(f"waiting: {self._who(what)}"))
                 told = now
             self.sleep(self.patience.poll)
             self.refresh()
+        return True
+
+    def _who(self, what: str) -> str:
+        missing = [client for client in self.expected if client not in self._hosts]
+        return (f"{len(self._hosts)} of {len(self.expected)} clients are connected, {what}; "
+                f"missing: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
 
     def members(self) -> list[Member]:
         """Return the federation's members in the roster's order; all must have joined once."""
@@ -125,10 +160,8 @@ class Nodes:
 
     def _greet(self, new: Sequence[int]) -> None:
         """Say hello to nodes; wait for those that have not been silent before."""
-        hello, patience = pack({"kind": "hello"}), self.patience.hello
         for node in new:
-            self._hellos[self.transport.push(node, hello, patience)] = (
-                node, self.clock() + patience)
+            self._say_hello(node)
         while self._hellos:
             for id_, answer in self.transport.pull(list(self._hellos)).items():
                 if id_ in self._hellos:  # else it is there a second time
@@ -136,10 +169,15 @@ class Nodes:
             now = self.clock()
             late = {node for node, until in self._hellos.values() if until <= now}
             for node in late:
-                self._no_hello(node, f"no answer within {patience:g} s")
+                self._no_hello(node, f"no answer within {self.patience.hello:g} s")
             if not {node for node, _ in self._hellos.values()} - set(self._silent):
                 return
             self.sleep(self.patience.poll)
+
+    def _say_hello(self, node: int) -> None:
+        patience = self.patience.hello
+        id_ = self.transport.push(node, pack({"kind": "hello"}), patience)
+        self._hellos[id_] = node, self.clock() + patience
 
     def _no_hello(self, node: int, why: str) -> None:
         """Remember who said no hello: it may be starting still, and is asked again."""

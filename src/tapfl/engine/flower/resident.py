@@ -21,6 +21,7 @@ from tapfl.config import Config
 from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
+from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
 from tapfl.engine.flower.told import told
@@ -42,25 +43,10 @@ from tapfl.engine.registry import plan
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
-from tapfl.events import (
-    Curve,
-    Diverged,
-    Event,
-    Message,
-    Note,
-    OfClient,
-    PersonalLosses,
-    Replacement,
-    Subscriber,
-    nobody,
-)
+from tapfl.events import Event, Message, Subscriber, nobody
 from tapfl.methods import folder_name
 from tapfl.tasks import check_name
 
-# What an operator may allow to leave the node beside updates, and the events that belong to it.
-ALLOW: dict[str, tuple[type[OfClient], ...]] = {
-    "scores": (Curve,), "losses": (PersonalLosses, Diverged), "replacements": (Replacement,),
-    "notes": (Note,)}
 Then = Callable[[], None]
 
 
