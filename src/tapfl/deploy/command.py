@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
+from tapfl.deploy.operate import add_status, add_stop
+from tapfl.deploy.verbs import Verbs, new_verb
 from tapfl.errors import TapflError
 
-Verbs = Any  # argparse's collection of subparsers
 PATIENCE = ("join", "round", "finish", "minimum")
 
 
@@ -25,18 +25,8 @@ def add_deploy(verbs: Verbs) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter)
     verb.set_defaults(run=lambda options: verb.print_help())
     below = verb.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (_add_keys, _add_server, _add_client, _add_local, _add_status, _add_stop):
+    for add in (_add_keys, _add_server, _add_client, _add_local, add_status, add_stop):
         add(below)
-
-
-def _verb(verbs: Verbs, name: str, run: Any, short: str, long: str,
-          *examples: str) -> argparse.ArgumentParser:
-    verb: argparse.ArgumentParser = verbs.add_parser(
-        name, help=short, description=long,
-        epilog="examples:\n" + "\n".join(f"  {e}" for e in examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    verb.set_defaults(run=run)
-    return verb
 
 
 def _add_config(verb: argparse.ArgumentParser) -> None:
@@ -65,7 +55,7 @@ def _add_patience(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_keys(verbs: Verbs) -> None:
-    verb = _verb(
+    verb = new_verb(
         verbs, "keys", _keys, "make certificates and node keys",
         "Make what is missing in a folder: a certificate authority (ca.pem, ca.key), the\n"
         "server's certificate, and a key for each node. The server needs the folder without\n"
@@ -87,7 +77,7 @@ def _keys(options: argparse.Namespace) -> None:
 
 
 def _add_server(verbs: Verbs) -> None:
-    verb = _verb(
+    verb = new_verb(
         verbs, "server", _server, "run the server of a federation",
         "Start a SuperLink on this machine's loopback interface, let the registered nodes in,\n"
         "and run the federation to its end. With --public, a proxy (nginx) listens there and\n"
@@ -125,22 +115,27 @@ def _server(options: argparse.Namespace) -> None:
 
 
 def _add_client(verbs: Verbs) -> None:
-    verb = _verb(
+    verb = new_verb(
         verbs, "client", _client, "take part in a federation with this machine's clients",
         "Hold the data and the personal models of one or more clients, and answer the server\n"
         "until stopped. Besides updates of the shared model, nothing leaves this machine but\n"
-        "what --allow names. DIR is a run's folder: predict, export and report work there.",
+        "what --allow names. DIR is a run's folder: predict, export and report work there.\n"
+        "With --socket, the SuperNode that brings the messages is started by somebody else.",
         "tapfl deploy client clinics.yaml --clients clinic-a --out state "
-        "--superlink fl.example.org:8443 --ca ca.pem --key clinic-a.key --allow scores")
+        "--superlink fl.example.org:8443 --ca ca.pem --key clinic-a.key --allow scores",
+        "tapfl deploy client clinics.yaml --clients clinic-a --out state --socket resident")
     _add_config(verb)
     verb.add_argument("--seed", type=int, metavar="N", help="the seed, the same everywhere")
     verb.add_argument("--clients", required=True, metavar="A,B", help="the clients that live here")
     verb.add_argument("--out", type=Path, required=True, metavar="DIR", help="their own folder")
-    verb.add_argument("--superlink", required=True, metavar="HOST:PORT", help="the server")
-    verb.add_argument("--ca", type=Path, required=True, metavar="FILE",
+    verb.add_argument("--superlink", metavar="HOST:PORT", help="the server")
+    verb.add_argument("--ca", type=Path, metavar="FILE",
                       help="the certificate of the federation's authority (ca.pem)")
-    verb.add_argument("--key", type=Path, required=True, metavar="FILE",
-                      help="this node's private key")
+    verb.add_argument("--key", type=Path, metavar="FILE", help="this node's private key")
+    verb.add_argument("--socket", type=Path, metavar="PATH",
+                      help="start no SuperNode; listen here for one that you start yourself")
+    verb.add_argument("--group", metavar="NAME",
+                      help="with --socket: the group of the user that the SuperNode runs under")
     verb.add_argument("--allow", default="", metavar="A,B",
                       help="what else may be reported: scores, losses, replacements, notes "
                            "(nothing)")
@@ -155,13 +150,32 @@ def _client(options: argparse.Namespace) -> None:
     for name in allow:
         if name not in ALLOW:
             raise TapflError(f"--allow {name}: expected some of {', '.join(ALLOW)}")
+    _check_ways(options)
+    if options.socket:
+        from tapfl.deploy.resident import Home, live
+
+        live(Home(config=_config(options), clients=tuple(_listed(options.clients)),
+                  out=options.out, socket=options.socket.resolve(), group=options.group,
+                  allow=tuple(allow), device=options.device, modules=_own(options)))
+        return
     Node(_config(options), _listed(options.clients), options.out, options.superlink, options.ca,
          options.key, allow, options.device, _own(options)).run(
              lambda text: print(text, flush=True))
 
 
+def _check_ways(options: argparse.Namespace) -> None:
+    """A node reaches its server by a SuperNode of its own, or by somebody else's."""
+    given = [name for name in ("superlink", "ca", "key") if getattr(options, name)]
+    if options.socket and given:
+        raise TapflError(f"--{given[0]}: belongs to the SuperNode, which --socket leaves to you")
+    if not options.socket and len(given) < 3:
+        raise TapflError("deploy client: expected --superlink, --ca and --key, or --socket")
+    if options.group and not options.socket:
+        raise TapflError("--group: goes with --socket")
+
+
 def _add_local(verbs: Verbs) -> None:
-    verb = _verb(
+    verb = new_verb(
         verbs, "local", _local, "try a whole deployment on this machine",
         "Run a federation over Flower's servers on the loopback interface: a SuperLink, and a\n"
         "node with a process of its own for each client, with TLS and keys. Ends with\n"
@@ -203,49 +217,6 @@ def _local(options: argparse.Namespace) -> None:
     print(f"results: {options.out / 'results.csv'}")
 
 
-def _add_status(verbs: Verbs) -> None:
-    verb = _verb(
-        verbs, "status", _status, "show nodes, rounds, traffic and refusals of a server",
-        "Show where the run of a server's folder stands.", "tapfl deploy status runs/clinics")
-    verb.add_argument("folder", type=Path, metavar="DIR", help="the server's --out")
-    verb.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _status(options: argparse.Namespace) -> None:
-    from tapfl.deploy.status import status
-
-    found = status(options.folder)
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
-    place = f"{found['method']}, round {found['round'] + 1}" if found["method"] else "no round yet"
-    print(f"{found['state']}: {place}; the last news is {found['seconds_since']:g} s old")
-    print(f"traffic: {found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down; "
-          f"processes: {', '.join(found['processes']) or 'none'}")
-    for line in (*found["nodes"], *found["refused"], *found["restarts"][-10:], *found["left"],
-                 *found["missing"][-10:]):
-        print(f"  {line}")
-
-
-def _add_stop(verbs: Verbs) -> None:
-    verb = _verb(
-        verbs, "stop", _stop, "stop what a server or a node has started",
-        "Stop the processes that a server or a local deployment has left running. What is\n"
-        "complete stays; the same command that started it goes on.",
-        "tapfl deploy stop runs/clinics")
-    verb.add_argument("folder", type=Path, metavar="DIR", help="the --out of a server or of a node")
-
-
-def _stop(options: argparse.Namespace) -> None:
-    from tapfl.deploy.app import stop_app
-    from tapfl.deploy.processes import stop_recorded
-
-    places = [options.folder / "deploy", options.folder.with_name(f"{options.folder.name}.flower")]
-    stop_app(places[0])
-    stopped = [name for place in places for name in stop_recorded(place)]
-    print(f"stopped: {', '.join(stopped)}" if stopped else f"{options.folder}: nothing is running")
-
-
 def _config(options: argparse.Namespace) -> Any:
     from tapfl.config import load_config
 
@@ -279,14 +250,9 @@ def _listed(text: str) -> list[str]:
 
 def _say(said: dict[str, Any]) -> None:
     """Print a line of a job's log for people."""
-    if "says" in said:
-        print(said["says"], flush=True)
-    elif "cohort" in said:
-        print(f"{said['method']}: round {said['round'] + 1} · {' '.join(said['cohort'])} · "
-              f"{said['seconds']:.1f} s · {said['bytes_up'] / 1e6:.2f} MB up", flush=True)
-    else:
-        reason = f": {said['reason']}" if "reason" in said else ""
-        print(f"round {said['round'] + 1}: {said['client']}: {said['event']}{reason}", flush=True)
+    from tapfl.engine.flower.job import in_words
+
+    print(in_words(said), flush=True)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.departures import leavers
 from tapfl.engine.files import read_checked_json, write_checked_json
-from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
 from tapfl.engine.flower.nodes import Nodes, Patience, Transport
 from tapfl.engine.flower.wire import (
@@ -60,7 +60,7 @@ class Elsewhere:
         expected = tasks_of(self._file, self.config.federation)
         self._id = run_id(self.out)
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
-                           self._context.foundation.weights, self.patience, self.notify,
+                           weights_mark(self.config), self.patience, self.notify,
                            code=code_digest(), gone=set(leavers(self.out)) & set(expected),
                            start=started(self.config, self.out))
         self._members = self._roster()

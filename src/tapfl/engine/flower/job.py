@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tapfl.config import Config
+from tapfl.config import Config, load_config
 from tapfl.engine.files import write_json
 from tapfl.engine.flower.elsewhere import Elsewhere
 from tapfl.engine.flower.frames import one_line
@@ -18,9 +21,15 @@ from tapfl.engine.flower.wire import Compression
 from tapfl.engine.process import identity
 from tapfl.engine.record import read_object
 from tapfl.engine.run import run
-from tapfl.errors import TapflError
-from tapfl.events import Event, Logged, Message, RoundEnded, Subscriber
+from tapfl.errors import TapflError, nearest
+from tapfl.events import Event, Logged, Message, RoundEnded
 from tapfl.reading import check
+
+Says = Callable[[str], None]
+
+
+def nothing(text: str) -> None:
+    """Say nothing."""
 
 
 class Job(BaseModel):
@@ -51,9 +60,43 @@ def read_job(path: Path) -> Job:
     return check(Job, read_object(path), str(path))
 
 
-def carry_out(job: Job, transport: Transport) -> None:
-    """Run a job over a transport, or go on with it where it was interrupted."""
-    say = Log(job.log)
+def job_of(settings: Mapping[str, Any]) -> Job:
+    """Return the job that Flower's run-config asks for; an empty text counts as no value.
+
+    ``job`` is a file that ``save`` wrote. Without one there are ``preset``, ``out``, ``set`` (words
+    KEY=VALUE as in a shell), ``device``, ``compression`` and the fields of ``Patience``.
+    """
+    given = {key: value for key, value in settings.items() if value != ""}
+    if "job" in given:
+        return read_job(Path(str(given["job"])))
+    waits = {field.name for field in dataclasses.fields(Patience)}
+    known = {"preset", "out", "set", "device", "compression", *waits}
+    for key in given:
+        if key not in known:
+            raise TapflError(f"run-config: unknown key '{key}'{nearest(key, known)}")
+    out = Path(str(given.get("out", "")))
+    if "preset" not in given or not out.is_absolute():
+        raise TapflError("run-config: expected 'job', or 'preset' and an absolute path as 'out'")
+    config = load_config(str(given["preset"]), _words(str(given.get("set", ""))))
+    return check(Job, {
+        "config": config.model_dump(), "out": out, "log": out / "deploy" / "log.jsonl",
+        "patience": {key: given[key] for key in waits & set(given)},
+        **{key: given[key] for key in ("device", "compression") if key in given}}, "run-config")
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise TapflError(f"run-config: set: {error}") from None
+
+
+def carry_out(job: Job, transport: Transport, also: Says = nothing) -> None:
+    """Run a job over a transport, or go on with it where it was interrupted.
+
+    ``also`` gets the lines of its log, in words.
+    """
+    say = Log(job.log, also)
     write_json(job.process, identity())
     site = functools.partial(Elsewhere, transport, job.patience, compression=job.compression)
     resume = (job.out / "run.json").is_file()
@@ -73,7 +116,7 @@ def carry_out(job: Job, transport: Transport) -> None:
 class Log:
     """Writes what happens as lines of JSON: what `tapfl deploy status` reads."""
 
-    def __init__(self, path: Path, also: Subscriber | None = None) -> None:
+    def __init__(self, path: Path, also: Says = nothing) -> None:
         self._path, self._also = path, also
 
     def __call__(self, event: Event) -> None:
@@ -83,8 +126,7 @@ class Log:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
-        if self._also is not None:
-            self._also(event)
+            self._also(in_words(line))
 
 
 def _line(event: Event) -> dict[str, Any] | None:
@@ -97,3 +139,14 @@ def _line(event: Event) -> dict[str, Any] | None:
     if isinstance(event, Logged) and event.kind in ("missing", "refused", "diverged", "left"):
         return event.record()
     return None
+
+
+def in_words(line: Mapping[str, Any]) -> str:
+    """Return a line of a job's log for people."""
+    if "says" in line:
+        return str(line["says"])
+    if "cohort" in line:
+        return (f"{line['method']}: round {line['round'] + 1} · {' '.join(line['cohort'])} · "
+                f"{line['seconds']:.1f} s · {line['bytes_up'] / 1e6:.2f} MB up")
+    reason = f": {line['reason']}" if "reason" in line else ""
+    return f"round {line['round'] + 1}: {line['client']}: {line['event']}{reason}"

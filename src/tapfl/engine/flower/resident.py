@@ -19,10 +19,11 @@ from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
-from tapfl.engine.flower.agreement import agreement
+from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
+from tapfl.engine.flower.told import told
 from tapfl.engine.flower.turns import Turns
 from tapfl.engine.flower.wire import (
     VERSION,
@@ -40,7 +41,7 @@ from tapfl.engine.record import code_digest
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
-from tapfl.events import Event, Subscriber, nobody
+from tapfl.events import Event, Message, Subscriber, nobody
 from tapfl.tasks import check_name
 
 Then = Callable[[], None]
@@ -60,7 +61,7 @@ class Resident(Turns):
     def __init__(self, config: Config, hosted: Sequence[str], out: Path, *, device: str = "cpu",
                  allow: Collection[str] = (), notify: Subscriber = nobody,
                  modules: Path | None = None) -> None:
-        self.allow = frozenset(allow)
+        self.allow, self._notify = frozenset(allow), notify
         federation = config.federation.model_copy(update={"clients": tuple(hosted)})
         here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
         super().__init__(config, here, out, modules)
@@ -68,12 +69,12 @@ class Resident(Turns):
 
     def hello(self) -> Hello:
         """Return what this node says of itself."""
-        context, start = self.here.experiment.context, self.own.start
+        start = self.own.start
         known = set(start.clients) if start else set()
         return Hello(
             version=VERSION, tapfl=__version__, code=code_digest(), torch=torch.__version__,
             threads=torch.get_num_threads(),
-            config=agreement(self.config), weights=context.foundation.weights,
+            config=agreement(self.config), weights=weights_mark(self.config),
             start=start.run if start else "",
             clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples,
                                known=m.id in known) for m in self.here.members])
@@ -89,8 +90,12 @@ class Resident(Turns):
                 raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
             with self.whole_or_not():
                 return self._train(frame) if kind == "train" else self._finish(frame)
-        except (FrameError, TapflError) as error:
-            return pack(Refusal(reason=one_line(str(error))).model_dump()), nothing
+        except FrameError as error:  # it speaks of the server's own message
+            reason = one_line(str(error))
+        except TapflError as error:
+            self._notify(Message(f"an ask was refused: {error}"))
+            reason = told(error)
+        return pack(Refusal(reason=reason).model_dump()), nothing
 
     def read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
         """Return who is asked, for what, and the blocks; remember whose run it is."""

@@ -1,12 +1,11 @@
 """Flower's half of a server: it gives a run of tapfl the way to the nodes.
 
-Run-config: ``job`` is the file that says what to run, written by `tapfl deploy server`
-(`tapfl.engine.flower.job`). It is read on the server's machine.
+Run-config says what to run (`tapfl.engine.flower.job.job_of`): ``job`` is a file that `tapfl deploy
+server` wrote; without one, ``preset`` and ``out`` are a run's configuration and folder. All of them
+are on the server's machine.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,6 +17,8 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the job to its end."""
     from tapfl.engine.flower.grid import GridTransport
-    from tapfl.engine.flower.job import carry_out, read_job
+    from tapfl.engine.flower.job import carry_out, job_of
 
-    carry_out(read_job(Path(str(context.run_config["job"]))), GridTransport(grid))
+    # What is printed here is what `flwr log` shows.
+    carry_out(job_of(context.run_config), GridTransport(grid),
+              lambda text: print(text, flush=True))

@@ -37,7 +37,7 @@ class Turns:
         """Return the worker of a federated run; one at a time is held."""
         if self._worker is None or self._worker.plan.name != run:
             if run not in self._plans:
-                raise TapflError(f"no federated run '{run}' in this node's configuration")
+                raise FrameError(f"no federated run '{run}' in this node's configuration")
             self.leave()
             store = self._stack.enter_context(self._store(self.folder(run)))
             self._worker = Worker(self._plans[run], self.here.experiment.context, store,
@@ -61,13 +61,19 @@ class Turns:
         """Return who is asked, for what, and the blocks that came with it."""
         header = frame[0]
         worker = self.open(str(header.get("run")))
-        client = self.here.experiment.federation.find(str(header.get("client")))
+        client = self._client(str(header.get("client")))
         method = worker.method
         asked, received = read_ask(frame, method.initial, method.exchanged(client))
         rounds = worker.plan.config.train.rounds
         if (asked.round != rounds) if asked.kind == "finish" else (asked.round >= rounds):
             raise FrameError(f"asked to {asked.kind} in round {asked.round}; this run has {rounds}")
         return worker, client, asked, received.to(method.context.device)
+
+    def _client(self, id_: str) -> Client:
+        try:
+            return self.here.experiment.federation.find(id_)
+        except TapflError:  # its text names other clients of this node
+            raise FrameError(f"unknown client '{id_}'") from None
 
     @contextlib.contextmanager
     def whole_or_not(self) -> Iterator[None]:
