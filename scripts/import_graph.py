@@ -11,7 +11,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "src" / "tapfl"
 ROOMS = [
     {"tapfl"},  # the package itself: its version
-    {"errors"}, {"reading", "tasks", "events"}, {"blocks", "config"},
+    {"errors"}, {"reading", "tasks", "events"}, {"settings"},
+    {"blocks", "config"},
     {"methods", "kernels", "privacy"}, {"data"}, {"model"}, {"federated"}, {"personal"},
     {"evaluation"}, {"engine"}, {"use"}, {"report"}, {"experiments"},
     {"pretrain", "bench", "deploy", "theory"}, {"cli"}, {"__main__"},
