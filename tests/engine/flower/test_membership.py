@@ -22,7 +22,7 @@ GROUPS = [["shapes", "words"], ["news"], ["looks"]]
 
 def small(folder, **more):
     return tiny_experiment(folder, **{
-        "methods": ["fedavg+post", "tap", "fedper+ditto"],
+        "methods": ["tap", "fedper+ditto"],
         "train": {"rounds": 3, "cohort": 3, "local_steps": 1}, "data": {"train": 12, "test": 2},
         "post": {"steps": 1}} | more)
 
