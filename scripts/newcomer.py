@@ -1,11 +1,12 @@
 """What a newcomer gets: python scripts/newcomer.py OUT [--data DIR] [--model mini] [--help]
 
-A federation of six clients trains on AG News and Fashion-MNIST. Then two newcomers come with AG
-News, one with few samples and one with many. Three ways, on the same test samples:
+A federation of six clients trains by FedAvg on AG News and Fashion-MNIST: the miniature world's, or
+with --data the real ones. Then two newcomers come with AG News, one with few samples and one with
+many. Three ways, on the same test samples:
 
 - at once: the stored W, personalised for P steps (`tapfl join`), for several P;
 - alone: as many steps from fresh blocks;
-- waiting: both take part in N more rounds with everybody (`start`), and then take P steps.
+- waiting: both take part in N more rounds with everybody (`start`), and then take --then steps.
 
 With --unknown, the first federation has no AG News (CommonGen instead): the task is a new one.
 OUT/newcomer.csv has all figures, OUT/newcomer.svg draws their means over seeds (needs matplotlib).
@@ -38,18 +39,19 @@ WAYS = {"tap": ("TAP at once", "tab:orange", "s"),
 def options():
     parser = argparse.ArgumentParser(description="What a newcomer gets.")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--data", help="a folder that mirrors the hub's data sets (TAPFL_DATA)")
+    parser.add_argument("--data", help="a folder that mirrors the hub's data sets")
     parser.add_argument("--model", default="mini", help="a preset: its foundation and backbone")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seeds", default="41", help="a list such as 41,42")
     parser.add_argument("--samples", default="50,500", help="of the two newcomers")
-    parser.add_argument("--total", type=int, default=5600, help="AG News' training samples")
-    parser.add_argument("--test", type=int, default=600, help="test samples")
+    parser.add_argument("--total", type=int, default=2400, help="AG News' training samples")
+    parser.add_argument("--test", type=int, default=400, help="test samples")
     parser.add_argument("--rounds", type=int, default=40, help="of the first federation")
     parser.add_argument("--steps", default="0,5,10,20,40,80", help="values of P")
     parser.add_argument("--waits", default="10,20,40", help="more rounds with everybody")
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--then", type=int, default=10, help="P after waiting")
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--unknown", action="store_true", help="the task is new to the federation")
     return parser.parse_args()
 
@@ -78,9 +80,10 @@ def federation(chosen):
 def configuration(chosen, path, clients, seed, rounds, steps, start=None):
     """Return the configuration of some clients of the federation."""
     settings = [
-        f"seed={seed}", f"threads={chosen.threads}", "methods=[fedavg, fedavg+post, tap]",
+        f"seed={seed}", f"threads={chosen.threads}", "methods=[fedavg, fedavg+post]",
         f"federation.file={path.resolve()}", "federation.groups=1",
-        f"federation.clients=[{', '.join(clients)}]", "data.source=hub",
+        f"federation.clients=[{', '.join(clients)}]",
+        f"data.source={'hub' if chosen.data else 'miniature'}",
         f"data.train={chosen.total}", f"data.test={chosen.test}", f"train.rounds={rounds}",
         "train.cohort=3", "train.local_steps=5", f"train.batch_size={chosen.batch}",
         "train.lr_initial=1e-3", "train.lr=3e-3", "train.warmup_rounds=5", "lora.dropout=0.0",
@@ -103,24 +106,25 @@ def results(out, make):
 
 def seed_rows(chosen, path, old, seed):
     """Run everything for one seed; yield tidy rows."""
-    place, most = chosen.out / f"seed{seed}", numbers(chosen.steps)[-1]
+    place = chosen.out / f"seed{seed}"
     base = configuration(chosen, path, old, seed, chosen.rounds, 0)
     results(place / "base", lambda: run(base, place / "base", device=chosen.device))
     for steps in numbers(chosen.steps):
         out = place / f"join{steps}"
         found = results(out, lambda out=out, steps=steps: join(
             place / "base", path, out, alone=True, device=chosen.device, overrides=[
-                f"post.steps={steps}", f"federation.clients=[{', '.join(NEWCOMERS)}]"]))
+                "methods=[fedavg, fedavg+post, tap]", f"post.steps={steps}",
+                f"federation.clients=[{', '.join(NEWCOMERS)}]"]))
         yield from ({"way": row["method"], "rounds": 0, "steps": steps, **row} for row in found)
     before = place / "base"
     for more in numbers(chosen.waits):
         out = place / f"wait{more}"
         config = configuration(chosen, path, [*old, *NEWCOMERS], seed, chosen.rounds + more,
-                               most, before)
+                               chosen.then, before)
         found = results(out, lambda out=out, config=config: run(config, out,
                                                                 device=chosen.device))
-        yield from ({"way": f"waiting: {row['method']}", "rounds": more, "steps": most, **row}
-                    for row in found)
+        yield from ({"way": f"waiting: {row['method']}", "rounds": more, "steps": chosen.then,
+                     **row} for row in found)
         before = out
 
 
@@ -144,14 +148,14 @@ def draw(rows, chosen, out):
         for way, (label, color, marker) in WAYS.items():
             left.plot(steps, [mean(rows, way=way, client=client, steps=each) for each in steps],
                       color=color, marker=marker, label=label)
-        for way, (label, color, marker) in list(WAYS.items())[:2]:
-            right.plot([0, *waits],
-                       [mean(rows, way=way, client=client, steps=steps[-1], rounds=0),
-                        *(mean(rows, way=f"waiting: {way}", client=client, rounds=each)
-                          for each in waits)], color=color, marker=marker, label=label)
+        label, color, marker = WAYS["fedavg+post"]
+        right.plot([0, *waits],
+                   [mean(rows, way="fedavg+post", client=client, steps=chosen.then),
+                    *(mean(rows, way="waiting: fedavg+post", client=client, rounds=each)
+                      for each in waits)], color=color, marker=marker, label=label)
         left.set_title(f"{count} samples")
         left.set_xlabel("steps P of its own")
-        right.set_xlabel(f"more rounds, then P = {steps[-1]}")
+        right.set_xlabel(f"more rounds,\nthen P = {chosen.then}")
         for axis in (left, right):
             axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy on AG News (%)")

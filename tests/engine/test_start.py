@@ -12,7 +12,7 @@ from tapfl.errors import TapflError
 from tests.engine.test_resume import Stop, same_files
 from tests.experiment import FEDERATION, read_events, tiny_experiment
 
-METHODS = ["fedavg+post", "tap", "fedper+tap", "ditto"]
+METHODS = ["tap", "ditto", "fedper"]  # with X, histories, and private blocks
 LARGER = FEDERATION.replace(
     "clients:", """  cifar100: {kind: image_classification, modalities: [image], classes: 10}
 clients:""").replace("{commongen: 1, fmnist: 1/2}", "{commongen: 1, fmnist: 1/2, cifar100: 1/3}")
@@ -117,15 +117,16 @@ def test_the_record_says_what_it_went_on_from(whole, grown):
         "fedavg": 3, "fedper": 3}
 
 
-@pytest.mark.parametrize("at_round", [None, 4, 5])
-def test_an_interruption_changes_nothing(whole, tmp_path, at_round):
+@pytest.mark.parametrize("stop", [Stop(at_round=4), Stop(at_client=1)], ids=["round", "end"])
+def test_an_interruption_changes_nothing(whole, tmp_path, stop):
+    """Once it has begun, the other run is not needed any more."""
     config, out = whole
-    on = longer(config, 6, tmp_path / "copy")
     shutil.copytree(out, tmp_path / "copy")
+    on = longer(config, 5, tmp_path / "copy", methods=["tap"])
     run(on, tmp_path / "calm")
-    stop = Stop(at_round=at_round, at_client=1 if at_round is None else None)
     with pytest.raises(KeyboardInterrupt):
         run(on, tmp_path / "stormy", notify=stop)
+    shutil.rmtree(tmp_path / "copy")
     run(on, tmp_path / "stormy", resume=True)
     assert (tmp_path / "calm" / "results.csv").read_bytes() == (
         tmp_path / "stormy" / "results.csv").read_bytes()
@@ -216,6 +217,6 @@ def test_a_run_without_what_is_needed(whole, tmp_path, damage):
 
 def test_local_begins_from_nothing_where_there_was_none(whole, tmp_path):
     config, out = whole
-    run(longer(config, 4, out, methods=["fedavg+post", "local"]), tmp_path / "out")
+    run(longer(config, 4, out, methods=["tap", "local"]), tmp_path / "out")
     assert [(event["method"], event["round"]) for event in read_events(tmp_path / "out", "round")
             ] == [("local", round_) for round_ in range(4)]

@@ -13,11 +13,12 @@ from pathlib import Path
 from tapfl.config import NEW, Config
 from tapfl.data.federation import client_ids, load_federation
 from tapfl.engine.departures import inherit, leavers
-from tapfl.engine.origin import Origin
+from tapfl.engine.origin import Origin, Stored
 from tapfl.engine.record import FILE, Started, StartedModel, read_record
 from tapfl.engine.registry import Plan
 from tapfl.engine.rounds import Rounds
 from tapfl.errors import TapflError
+from tapfl.federated.local import Local
 from tapfl.federated.method import FederatedMethod
 from tapfl.methods import RunSpec, federated_runs, method_specs
 
@@ -56,15 +57,14 @@ class Start:
         if gone:
             inherit(self.out, gone)
 
-    def begin(self, plan: Plan, method: FederatedMethod, rounds: Rounds) -> StartedModel | None:
-        """Take the stored W and the clients' state for this run's own, unless there is none.
+    def check(self, plans: Iterable[Plan]) -> None:
+        """Refuse federated runs that cannot go on from the stored run."""
+        for plan in plans:
+            if plan.name in self.origin.runs or not issubclass(plan.method, Local):
+                self._fitting(plan)
 
-        Where nothing is exchanged, clients that the stored run did not know begin from nothing.
-        """
-        known = self.origin.known(_ids(self.config))
-        exchanges = any(method.exchanged(member) for member in rounds.members[:1])
-        if not exchanges and not (known and plan.name in self.origin.runs):
-            return None
+    def _fitting(self, plan: Plan) -> Stored:
+        """Return what is stored of a federated run, if this run's can go on from there."""
         if plan.name not in self.origin.runs:
             raise TapflError(f"start: {self.origin.path} has no federated run '{plan.name}', only "
                              f"{', '.join(self.origin.runs)}; leave its methods out")
@@ -75,6 +75,18 @@ class Start:
             raise TapflError(
                 f"train.rounds: {plan.config.train.rounds} for '{plan.name}', but {done} are "
                 f"behind {self.origin.path}, where it starts; they count, expected {done} or more")
+        return stored
+
+    def begin(self, plan: Plan, method: FederatedMethod, rounds: Rounds) -> StartedModel | None:
+        """Take the stored W and the clients' state for this run's own, unless there is none.
+
+        Where nothing is exchanged, clients that the stored run did not know begin from nothing.
+        """
+        known = self.origin.known(_ids(self.config))
+        exchanges = any(method.exchanged(member) for member in rounds.members[:1])
+        if not exchanges and not (known and plan.name in self.origin.runs):
+            return None
+        stored = self._fitting(plan)
         blocks = self.origin.merged(stored, method.initial)
         listed = rounds.clients.adopt(self.origin.folder(plan.name), stored.listed, known)
         rounds.begin_after(stored.round, blocks, {
