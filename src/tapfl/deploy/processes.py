@@ -18,6 +18,7 @@ from tapfl.engine.process import end_with_parent, identity, is_running
 from tapfl.errors import TapflError
 
 RECORD = "processes.json"
+FRAME = " \t│╭╮╰╯─"  # around the errors of Flower's commands
 GRACE = 10.0  # seconds that a process has to end by itself
 # Flower and Ray: say nothing to anybody, install nothing.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -59,7 +60,8 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise TapflError(f"{what}: no end within {timeout:g} s") from None
         if done.returncode:
-            last = (done.stderr or done.stdout).strip().splitlines()[-1:]
+            lines = [line.strip(FRAME) for line in (done.stderr or done.stdout).splitlines()]
+            last = [line for line in lines if line][-2:]
             raise TapflError(f"{what} failed: {' '.join(last) or f'status {done.returncode}'}")
         return done.stdout
 
