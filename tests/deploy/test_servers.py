@@ -18,6 +18,7 @@ from tapfl.cli import main
 from tapfl.deploy.keys import make_keys
 from tapfl.deploy.processes import free_port, recorded
 from tapfl.deploy.server import Server
+from tapfl.engine.process import end_with_parent
 from tapfl.engine.results import read_results
 from tapfl.engine.run import run
 from tests.experiment import read_events, tiny_experiment
@@ -77,19 +78,27 @@ def kill(path, name=None):
     os.kill((found if name is None else found[name])["pid"], signal.SIGKILL)
 
 
-def test_a_run_and_a_proxy_that_are_killed_come_to_the_same_end(deployed):
-    """Both in the middle of a round, and nothing is lost."""
+def test_whatever_is_killed_comes_to_the_same_end(deployed):
+    """The run and the proxy, which are started again, then the command itself with all of it."""
     out = deployed / "disturbed"
     log = out / "deploy" / "log.jsonl"
-    going = subprocess.Popen([
-        sys.executable, "-m", "tapfl", "deploy", "local", str(deployed / "config.yaml"),
-        "--clients", "3", "--proxy", "--device", "cpu", "--out", str(out)])
-    try:
-        while not log.is_file() or '"cohort"' not in log.read_text():
+    command = [sys.executable, "-m", "tapfl", "deploy", "local", str(deployed / "config.yaml"),
+               "--clients", "3", "--proxy", "--device", "cpu", "--out", str(out)]
+
+    def rounds(count):
+        while not log.is_file() or log.read_text().count('"cohort"') < count:
             assert going.poll() is None
             time.sleep(0.1)
+
+    going = subprocess.Popen(command, preexec_fn=end_with_parent)
+    try:
+        rounds(1)
         kill(out / "deploy" / "serverapp.json")
         kill(out / "deploy" / "processes.json", "proxy")
+        rounds(2)
+        going.kill()
+        going.wait()
+        going = subprocess.Popen(command, preexec_fn=end_with_parent)
         assert going.wait(300) == 0
     finally:
         going.terminate()
@@ -97,6 +106,7 @@ def test_a_run_and_a_proxy_that_are_killed_come_to_the_same_end(deployed):
     said = log.read_text()
     assert "proxy was killed by signal 9" in said
     assert "the run's process is gone; submitting it again" in said
+    assert said.count('"goes on"') + said.count('"starts"') == 3
     assert (out / "results.csv").read_text() == (deployed / "there" / "results.csv").read_text()
     assert events(out) == events(deployed / "there")
     assert recorded(out / "deploy") == {}

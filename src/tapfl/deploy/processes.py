@@ -18,7 +18,7 @@ from tapfl.engine.process import end_with_parent, identity, is_running
 from tapfl.errors import TapflError
 
 RECORD = "processes.json"
-FRAME = "│╭╮╰╯─ "  # what the lines of a box are drawn with
+FRAME = " \t│╭╮╰╯─"  # around the errors of Flower's commands
 GRACE = 10.0  # seconds that a process has to end by itself
 # Flower and Ray: say nothing to anybody, install nothing.
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -60,10 +60,9 @@ class Processes:
         except subprocess.TimeoutExpired:
             raise TapflError(f"{what}: no end within {timeout:g} s") from None
         if done.returncode:
-            # Flower frames its errors; what it says is within.
             lines = [line.strip(FRAME) for line in (done.stderr or done.stdout).splitlines()]
-            last = next(filter(None, reversed(lines)), f"status {done.returncode}")
-            raise TapflError(f"{what} failed: {last}")
+            last = [line for line in lines if line][-2:]
+            raise TapflError(f"{what} failed: {' '.join(last) or f'status {done.returncode}'}")
         return done.stdout
 
     def log(self, name: str) -> Path:
