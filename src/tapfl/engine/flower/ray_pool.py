@@ -107,8 +107,7 @@ class RayPool:
         if self._address:
             gpus = self._check_cluster(order["device"])
         self.size = self._wanted or max(gpus, 1)
-        # Whole workers on each GPU: three on two GPUs have a half each.
-        share = 1 / max(1, math.ceil(self.size / gpus)) if gpus else 0
+        share = gpu_share(self.size, gpus)
         self._order = order | {
             "share": self.size, "folder": str(Path.cwd()),
             "environment": {name: value for name, value in os.environ.items()
@@ -196,6 +195,11 @@ class RayPool:
         self._actors = []
         with contextlib.suppress(TapflError, OSError):  # a run that failed may have no folder
             nobody_at_work(out)
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """Return how much of a GPU a worker has: three on two GPUs have a half each, not two thirds."""
+    return 1 / math.ceil(workers / gpus) if gpus else 0.0
 
 
 def _gpus() -> int:
