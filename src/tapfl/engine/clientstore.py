@@ -201,9 +201,10 @@ class ClientStore:
                 del versions[old]
 
     def release(self, client: str, owners: Iterable[str]) -> None:
-        """Forget a client, which another process may serve next."""
+        """Forget a client, in memory too: another process may serve it next."""
         for owner in owners:
-            self._known.pop((owner, client), None)
+            versions = self._known.pop((owner, client), {})
+            self._files.forget(self._path(Label(owner, client, v)) for v in versions)
 
     # Files
 

@@ -45,6 +45,8 @@ class RunFolder:
             self._lock.acquire()
         try:
             with self._usable():
+                if (self.path / WORKERS).exists():  # those of a server that was killed end soon
+                    nobody_at_work(self.path)
                 self._check()
         except BaseException:
             self._leave()
@@ -90,6 +92,8 @@ class RunFolder:
         self._lock.release()
         if self._made:
             with contextlib.suppress(OSError):
+                if [path.name for path in self.path.iterdir()] == [WORKERS]:
+                    (self.path / WORKERS).unlink()
                 self.path.rmdir()
 
 
@@ -100,21 +104,20 @@ def work_beside(folder: Path) -> IO[bytes]:
     return file
 
 
-def nobody_at_work(folder: Path, patience: float = 60.0, forget: bool = False) -> None:
-    """Return when no worker writes there any more; those of a process that was killed end soon."""
-    until = time.monotonic() + patience
-    with (folder / WORKERS).open("ab") as file:
+def nobody_at_work(folder: Path, patience: float = 60.0) -> None:
+    """Return when no worker writes there any more."""
+    path, until = folder / WORKERS, time.monotonic() + patience
+    with path.open("ab") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise TapflError(f"{folder}: workers of an earlier process are still at work "
-                                     f"here after {patience:g} s") from None
+                    raise TapflError(f"{folder}: workers of another process are still at work here "
+                                     f"after {patience:g} s") from None
                 time.sleep(0.05)
-        if forget:
-            (folder / WORKERS).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def drop_models(folder: Path) -> None:

@@ -93,7 +93,7 @@ class RayPool:
             self._stack.close()
             raise TapflError("--engine flower: Ray is not installed here: "
                              "pip install 'tapfl[flower]'") from None
-        self._ray = ray
+        self._ray: Any = ray
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
@@ -102,15 +102,12 @@ class RayPool:
 
     def start(self, order: dict[str, Any], notify: Subscriber) -> None:
         """Reach Ray and start the workers; they load while the caller goes on."""
-        out = Path(order["out"])
-        nobody_at_work(out)  # workers of a server that was killed end a moment after it
         gpus = _gpus() if order["device"] == "cuda" else 0
         self._connect(gpus)
         if self._address:
             gpus = self._check_cluster(order["device"])
         self.size = self._wanted or max(gpus, 1)
-        # Whole workers on each GPU: three on two GPUs have a half each.
-        share = 1 / max(1, math.ceil(self.size / gpus)) if gpus else 0
+        share = gpu_share(self.size, gpus)
         self._order = order | {
             "share": self.size, "folder": str(Path.cwd()),
             "environment": {name: value for name, value in os.environ.items()
@@ -121,7 +118,7 @@ class RayPool:
             max_restarts=0, max_task_retries=0)
         self._actors = [self._remote.remote(self._order) for _ in range(self.size)]
         self._failures = [0] * self.size
-        self._stack.callback(self._end, out)
+        self._stack.callback(self._end, Path(order["out"]))
         notify(Message(f"{self.size} worker(s)" + (f", {share:g} GPU each" if gpus else "")))
 
     def _connect(self, gpus: int) -> None:
@@ -196,8 +193,13 @@ class RayPool:
             with contextlib.suppress(Exception):
                 self._ray.kill(actor)
         self._actors = []
-        with contextlib.suppress(TapflError):
-            nobody_at_work(out, forget=True)
+        with contextlib.suppress(TapflError, OSError):  # a run that failed may have no folder
+            nobody_at_work(out)
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """Return how much of a GPU a worker has: three on two GPUs have a half each, not two thirds."""
+    return 1 / math.ceil(workers / gpus) if gpus else 0.0
 
 
 def _gpus() -> int:
