@@ -46,7 +46,7 @@ def settings(options, file, count):
     """Return what differs from the quickstart."""
     found = {"federation.file": file.resolve(), "federation.groups": 1, "methods": "[fedavg]",
              "train.cohort": HOLDERS * count, "train.rounds": options.rounds,
-             "train.local_steps": 4, "train.batch_size": 16, "train.warmup_rounds": 2,
+             "train.local_steps": 4, "train.batch_size": 8, "train.warmup_rounds": 2,
              "data.train": options.train, "data.test": options.test,
              "evaluation.metrics": "[token_f1]", "evaluation.samples": 0,
              "data.source": "hub" if options.data else "miniature"}
@@ -86,9 +86,9 @@ def main():
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", help="a folder that mirrors the hub's data sets (miniature data)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[41, 42, 43])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--train", type=int, default=400, help="training samples of a data set")
-    parser.add_argument("--test", type=int, default=100, help="test samples of a data set")
+    parser.add_argument("--test", type=int, default=60, help="test samples of a data set")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     found, parts = {}, {}
