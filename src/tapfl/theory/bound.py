@@ -59,11 +59,8 @@ class Setting:
         if self.clients < most.owners:
             raise TapflError(f"block '{most.name}' has {most.owners} owners, more than the "
                              f"{self.clients} clients")
-        _check("L", self.smoothness)
+        step_size_limits(self.smoothness, self.local_steps)  # checks both
         _check("sigma^2", self.noise, zero=True)
-        if isinstance(self.local_steps, bool) or not (
-                isinstance(self.local_steps, int) and self.local_steps >= 1):
-            raise TapflError(f"tau: expected a whole number from 1 on, got {self.local_steps!r}")
         if not math.isfinite(self.gap):
             raise TapflError(f"gap: expected a finite number, got {self.gap}")
 
@@ -117,6 +114,9 @@ def max_step_size(smoothness: float, local_steps: int) -> float:
 
 def step_size_limits(smoothness: float, local_steps: int) -> dict[str, float]:
     """Return the theorem's three limits; the first is always the smallest."""
+    _check("L", smoothness)
+    if isinstance(local_steps, bool) or not isinstance(local_steps, int) or local_steps < 1:
+        raise TapflError(f"tau: expected a whole number from 1 on, got {local_steps!r}")
     reach = smoothness * local_steps
     return {"1/(48 L tau)": 1 / (48 * reach), "1/(sqrt(8) L tau)": 1 / (math.sqrt(8) * reach),
             "(1/(96 L^3 tau^3))^(1/3)": (1 / 96) ** (1 / 3) / reach}
