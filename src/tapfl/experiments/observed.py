@@ -83,8 +83,8 @@ class Observed:
                  device: str = "cpu") -> None:
         made: list[_Site] = []
 
-        def site(*arguments: object) -> _Site:
-            made.append(_Site(*arguments, keep))  # type: ignore[arg-type]
+        def site(config: Config, device: str, out: Path, notify: Subscriber) -> _Site:
+            made.append(_Site(config, device, out, notify, keep))
             return made[0]
 
         self.out = out
