@@ -1,6 +1,7 @@
 """What must hold after a fault: the run is that of one process in which the same is missing."""
 
 import contextlib
+import functools
 import json
 import tempfile
 from pathlib import Path
@@ -59,8 +60,8 @@ def reference(config, missing):
     return _REFERENCES[missing]
 
 
-def check(machines, config, victim, home=None):
-    """Return what does not hold, and what was lost. ``home`` is where the victim's folder is."""
+def check(machines, config, victim):
+    """Return what does not hold, and a function that says what was lost in some rounds."""
     faults = []
     events = [json.loads(line)
               for line in (machines.out / "events.jsonl").read_text().splitlines()]
@@ -72,7 +73,7 @@ def check(machines, config, victim, home=None):
     try:
         found = read_results(machines.out / "results.csv")
     except (OSError, TapflError) as error:
-        return [*faults, str(error)], ""
+        return [*faults, str(error)], lambda rounds: ""
     expected = reference(config, missing)
     # The shared model of everybody, and the personal models of those who were not touched.
     for what, chosen in (("shared models", lambda row: row["method"] == "fedavg"),
@@ -82,9 +83,9 @@ def check(machines, config, victim, home=None):
     if len(found) != len(expected):
         faults.append(f"{len(found)} results, expected {len(expected)}")
     for client in machines.clients:
-        faults += _damaged((home if client == victim else None) or machines.home(client))
+        faults += _damaged(machines.home(client))
     faults += _damaged(machines.out)
-    return faults, _lost(events, missing, config, machines.clients)
+    return faults, functools.partial(_lost, events, missing, config, machines.clients)
 
 
 def _damaged(folder):
@@ -103,12 +104,13 @@ def _damaged(folder):
     return found
 
 
-def _lost(events, missing, config, clients):
-    """Say whose updates and whose steps of X are not there."""
-    rounds = range(config.train.rounds)
+def _lost(events, missing, config, clients, among):
+    """Say whose updates and whose steps of X are not there, of some rounds."""
+    rounds = [r for r in range(config.train.rounds) if r in among]
     personal = {(e["client"], e["round"]) for e in events if e["event"] == "personal"}
     steps = {(client, r) for client in clients for r in rounds} - personal
+    updates = {(client, r) for client, r in missing if r in among}
     parts = [f"{what} of round{'s' if len(turns) > 1 else ''} "
              f"{', '.join(str(r + 1) for _, r in sorted(turns))}"
-             for what, turns in (("the update", missing), ("the step of X", steps)) if turns]
+             for what, turns in (("the update", updates), ("the step of X", steps)) if turns]
     return " and ".join(parts) or "nothing"

@@ -29,7 +29,7 @@ class Machines:
         self.folder, self.config, self.clients, self.patience = folder, config, clients, patience
         self.out, self.keys = folder / "server", folder / "keys"
         self.address, self.taps, self._children, self.log = f"127.0.0.1:{free_port()}", {}, {}, []
-        self._read = 0
+        self._read, self.stopped = 0, threading.Event()
         subprocess.run([*PYTHON, "keys", str(self.keys), "--nodes", ",".join(clients)], check=True,
                        stdout=subprocess.DEVNULL)
 
@@ -74,11 +74,21 @@ class Machines:
         """Wait for a process of ours that was killed."""
         return self._children[name].wait(60)
 
-    def tap(self, client, before=lambda asked: None, after=lambda asked, answer: answer):
-        """Stand before a client's resident, once it is there."""
-        place = json.loads(self.home(client).with_name("own.flower").joinpath(
-            "resident.json").read_text())["socket"]
-        self.taps[client] = Tap(Path(place), before, after)
+    def tap(self, client, before, after):
+        """Stand before a client's resident, also before one that is started again."""
+        path = self.home(client).with_name("own.flower") / "resident.json"
+
+        def watch():
+            while not self.stopped.is_set():
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    place = Path(json.loads(path.read_text())["socket"])
+                    old = self.taps.get(client)
+                    if place.is_socket() and (old is None or place != old.path
+                                              or place.stat().st_ino != old.inode):
+                        self.taps[client] = Tap(place, before, after)
+                self.stopped.wait(0.1)
+
+        threading.Thread(target=watch, daemon=True).start()
 
     def follow(self, until, patience):
         """Read what the server says until that is enough; return when, or None."""
@@ -97,6 +107,7 @@ class Machines:
         return None
 
     def stop(self):
+        self.stopped.set()
         for tap in self.taps.values():
             tap.close()
         for child in self._children.values():

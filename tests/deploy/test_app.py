@@ -40,7 +40,7 @@ def test_a_run_that_is_gone_is_submitted_again(app):
     found.look()
     assert said == []  # its last words may not have been read
     found.look()
-    assert said == ["the run has ended without a word; submitting it again in 1 s"]
+    assert said == ["the run's process is gone; submitting it again in 1 s"]
     found.look()
     assert len(submitted) == 1
     clock.now += 1
@@ -123,7 +123,7 @@ def test_the_words_of_earlier_starts_end_nothing(tmp_path):
     (["starts"], "under way"), (["starts", "stopped: why"], "stopped: why"),
     (["starts", "stopped: why", "goes on", "waiting"], "under way"),
     (["starts", "finished"], "finished"),
-    (["starts", "the run has ended without a word; submitting it again in 1 s"], "under way")])
+    (["starts", "the run's process is gone; submitting it again in 1 s"], "under way")])
 def test_the_state_is_that_of_the_last_start(tmp_path, texts, state):
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "log.jsonl").write_text(

@@ -1,8 +1,13 @@
 """Real SuperLink, proxy and SuperNodes on loopback, with TLS and keys."""
 
 import json
+import os
 import shutil
+import signal
 import ssl
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -11,7 +16,7 @@ import yaml
 
 from tapfl.cli import main
 from tapfl.deploy.keys import make_keys
-from tapfl.deploy.processes import free_port
+from tapfl.deploy.processes import free_port, recorded
 from tapfl.deploy.server import Server
 from tapfl.engine.results import read_results
 from tapfl.engine.run import run
@@ -65,6 +70,45 @@ def test_a_clients_folder_answers_without_a_server(deployed, capsys):
     assert main(["predict", str(folder), "--client", "news", "--task", "agnews",
                  "--text", "shares rise"]) == 0
     assert "business" in capsys.readouterr().out
+
+
+def kill(path, name=None):
+    found = json.loads(path.read_text())
+    os.kill((found if name is None else found[name])["pid"], signal.SIGKILL)
+
+
+def test_whatever_is_killed_comes_to_the_same_end(deployed):
+    """The run and the proxy, which are started again, then the command itself with all of it."""
+    out = deployed / "disturbed"
+    log = out / "deploy" / "log.jsonl"
+    command = [sys.executable, "-m", "tapfl", "deploy", "local", str(deployed / "config.yaml"),
+               "--clients", "3", "--proxy", "--device", "cpu", "--out", str(out)]
+
+    def rounds(count):
+        while not log.is_file() or log.read_text().count('"cohort"') < count:
+            assert going.poll() is None
+            time.sleep(0.1)
+
+    going = subprocess.Popen(command)
+    try:
+        rounds(1)
+        kill(out / "deploy" / "serverapp.json")
+        kill(out / "deploy" / "processes.json", "proxy")
+        rounds(2)
+        going.kill()
+        going.wait()
+        going = subprocess.Popen(command)
+        assert going.wait(300) == 0
+    finally:
+        going.terminate()
+        going.wait()
+    said = log.read_text()
+    assert "proxy was killed by signal 9" in said
+    assert "the run's process is gone; submitting it again" in said
+    assert said.count('"goes on"') + said.count('"starts"') == 3
+    assert (out / "results.csv").read_text() == (deployed / "there" / "results.csv").read_text()
+    assert events(out) == events(deployed / "there")
+    assert recorded(out / "deploy") == {}
 
 
 @pytest.fixture(scope="module")

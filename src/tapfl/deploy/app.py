@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.deploy.processes import GRACE
-from tapfl.deploy.supervise import Backoff, Say
+from tapfl.deploy.supervise import AGAIN, Backoff, Say
 from tapfl.engine.process import is_running
 from tapfl.errors import TapflError
 
@@ -58,7 +58,7 @@ class App:
                     self._ended(str(error))
         elif self._gone(now):
             if self._seen_gone:  # twice: its last words have been read in between
-                self._ended("the run has ended without a word")
+                self._ended("the run's process is gone")
             self._seen_gone = True
 
     def _gone(self, now: float) -> bool:
@@ -69,7 +69,7 @@ class App:
         pause = self._backoff.ended(self._clock())
         if pause is None:
             raise TapflError(f"{how}, as {TRIES} times before")
-        self._say(f"{how}; submitting it again in {pause:g} s")
+        self._say(f"{how}; submitting{AGAIN}{pause:g} s")
 
 
 def stop_app(folder: Path) -> None:

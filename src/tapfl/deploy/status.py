@@ -10,6 +10,7 @@ from typing import Any
 
 from tapfl.deploy.processes import recorded
 from tapfl.deploy.server import BELOW
+from tapfl.deploy.supervise import AGAIN
 from tapfl.errors import TapflError
 
 
@@ -28,6 +29,7 @@ def status(out: Path) -> dict[str, Any]:
         "state": _state(texts), "processes": sorted(recorded(folder)),
         "nodes": [text for text in texts if " joined with " in text],
         "refused": [text for text in texts if text.startswith("refused: ")],
+        "restarts": [text for text in texts if AGAIN in text],
         "method": last and last["method"], "round": last and last["round"],
         "seconds_since": round(time.time() - log.stat().st_mtime, 1),
         "bytes_up": sum(line["bytes_up"] for line in rounds),

@@ -95,6 +95,8 @@ class SuperLink:
         """Start it, and let the commands of Flower know where it is."""
         home = self._folder / "flower"
         (home / "app").mkdir(parents=True, exist_ok=True)
+        if not (home / "superlink.db").is_file():
+            (home / "registered.json").unlink(missing_ok=True)  # it has forgotten them
         (home / "app" / "pyproject.toml").write_text(APP, encoding="utf-8")
         (home / "config.toml").write_text(
             f"[superlink]\ndefault = {json.dumps(NAME)}\n\n[superlink.{NAME}]\n"
@@ -110,14 +112,20 @@ class SuperLink:
 
     def register(self) -> list[str]:
         """Let every node in whose public key is among the keys; return their names."""
-        known = self._processes.run([executable("flwr"), "supernode", "list", NAME,
-                                     "--format", "json"], "listing nodes")
+        home = self._folder / "flower"
+        path = home / "registered.json"  # Flower's own list does not show keys
+        try:
+            known = set(json.loads(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            known = set()
         names = []
-        for path in sorted((self._keys / "nodes").glob("*.pub")):
-            key = " ".join(path.read_text(encoding="utf-8").split()[:2])
-            if key.split()[1] not in known:
-                self._register(path)
-            names.append(path.stem)
+        for public in sorted((self._keys / "nodes").glob("*.pub")):
+            key = " ".join(public.read_text(encoding="utf-8").split()[:2])
+            if key not in known:
+                self._register(public)
+                known.add(key)
+                path.write_text(json.dumps(sorted(known)), encoding="utf-8")
+            names.append(public.stem)
         return names
 
     def _register(self, path: Path) -> None:

@@ -15,6 +15,7 @@ from tapfl.errors import TapflError
 
 FIRST, MOST = 1.0, 30.0  # seconds before a first and before a late restart
 STEADY = 60.0  # seconds after which a process that runs is well again
+AGAIN = " it again in "  # in every line that says so
 BAD_INPUT = 2  # the exit status of tapfl's own commands: the same again would not help
 
 Say = Callable[[str], None]
@@ -85,4 +86,4 @@ class Supervisor:
         pause = backoff.ended(now)
         if pause is None:
             raise TapflError(f"{name} {how}, as {backoff.tries} times before; {log} may say why")
-        self._say(f"{name} {how} ({log} may say why); starting it again in {pause:g} s")
+        self._say(f"{name} {how} ({log} may say why); starting{AGAIN}{pause:g} s")

@@ -181,6 +181,22 @@ def test_a_server_that_is_killed_goes_on(tmp_path, calm, monkeypatch, nth, resta
     assert_same(outcome(tmp_path), expected)
 
 
+def test_a_server_that_is_killed_goes_on_without_a_client_that_is_gone(tmp_path, calm, monkeypatch):
+    """It knows the roster from before; the client's final models are asked for once it is back."""
+    config, expected, _ = calm
+    nodes = residents(config, tmp_path, GROUPS)
+    with monkeypatch.context() as patch:
+        patch.setattr(Rounds, "commit", while_alive)
+        with pytest.raises(Killed):
+            served(config, tmp_path / "server", Deadly(nodes, 8))
+    with pytest.raises(TapflError, match=r"no final models from news \(not connected\)"):
+        served(config, tmp_path / "server", InMemory(nodes[:1]), resume=True)
+    served(config, tmp_path / "server", InMemory(nodes), resume=True)
+    missing = [e["client"] for e in events(tmp_path / "server") if e["event"] == "missing"]
+    assert set(missing) == {"news"}
+    assert outcome(tmp_path)[0].count("\n") == expected[0].count("\n")
+
+
 def test_states_that_were_undone_do_not_count(tmp_path, calm, monkeypatch):
     """Without a checkpoint a run begins again, where clients are rounds ahead of it."""
     config, expected, _ = calm
