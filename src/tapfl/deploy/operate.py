@@ -38,17 +38,18 @@ def add_stop(verbs: Verbs) -> None:
     """Add ``tapfl deploy stop``."""
     verb = new_verb(
         verbs, "stop", _stop, "stop what a server or a node has started",
-        "Stop the processes that a server or a local deployment has left running. What is\n"
-        "complete stays; the same command that started it goes on.",
+        "Stop a server, a node or a local deployment by its folder, and whatever an earlier\n"
+        "one has left running. What is complete stays; the command that started it goes on.",
         "tapfl deploy stop runs/clinics")
     verb.add_argument("folder", type=Path, metavar="DIR", help="the --out of a server or of a node")
 
 
 def _stop(options: argparse.Namespace) -> None:
     from tapfl.deploy.app import stop_app
-    from tapfl.deploy.processes import stop_recorded
+    from tapfl.deploy.processes import stop_owner, stop_recorded
 
     places = [options.folder / "deploy", options.folder.with_name(f"{options.folder.name}.flower")]
+    stopped = [name for place in places for name in stop_owner(place)]
     stop_app(places[0])
-    stopped = [name for place in places for name in stop_recorded(place)]
+    stopped += [name for place in places for name in stop_recorded(place)]
     print(f"stopped: {', '.join(stopped)}" if stopped else f"{options.folder}: nothing is running")

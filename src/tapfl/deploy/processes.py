@@ -18,6 +18,7 @@ from tapfl.engine.process import end_with_parent, identity, is_running
 from tapfl.errors import TapflError
 
 RECORD = "processes.json"
+OWNER = "owner.json"  # the command that started them, and would start them again
 FRAME = " \t│╭╮╰╯─"  # around the errors of Flower's commands
 GRACE = 10.0  # seconds that a process has to end by itself
 # Flower and Ray: say nothing to anybody, install nothing.
@@ -35,6 +36,7 @@ class Processes:
         self._environment = {**os.environ, **QUIET, "PATH": path, **(environment or {})}
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / OWNER).write_text(json.dumps({"the command": identity()}), encoding="utf-8")
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a process, perhaps once more; what it prints is appended to its log.
@@ -103,16 +105,32 @@ class Processes:
         for child in self._children.values():
             child.wait()
         self._children.clear()
-        (self.folder / RECORD).unlink(missing_ok=True)
+        for name in (RECORD, OWNER):
+            (self.folder / name).unlink(missing_ok=True)
 
 
-def recorded(folder: Path) -> dict[str, dict[str, Any]]:
+def recorded(folder: Path, file: str = RECORD) -> dict[str, dict[str, Any]]:
     """Return what a folder's processes are, of those that are running."""
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        found = json.loads((folder / file).read_text(encoding="utf-8"))
         return {str(name): who for name, who in found.items() if is_running(who)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def stop_owner(folder: Path) -> list[str]:
+    """Ask the command that works in a folder to end, with all it has started; wait for it.
+
+    It is no leader of a group, but may well be in that of a shell.
+    """
+    running = recorded(folder, OWNER)
+    for who in running.values():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(who["pid"], signal.SIGTERM)
+        until = time.monotonic() + 3 * GRACE
+        while is_running(who) and time.monotonic() < until:
+            time.sleep(0.05)
+    return list(running)
 
 
 def stop_recorded(folder: Path) -> list[str]:

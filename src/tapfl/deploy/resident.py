@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tapfl.config import Config
 from tapfl.errors import TapflError
+from tapfl.events import Event, Message, RowsDropped
 from tapfl.reading import check
 
 
@@ -52,7 +53,7 @@ def live(home: Home) -> None:
     with contextlib.ExitStack() as stack:
         resident = Resident(home.config, home.clients, home.out, device=pick_device(home.device),
                             allow=home.allow, modules=home.modules,
-                            notify=lambda event: _say(str(event)))
+                            notify=_tell)
         stack.callback(resident.close)
         server = stack.enter_context(listen(home.socket))
         stack.callback(home.socket.unlink, missing_ok=True)
@@ -71,6 +72,11 @@ def open_to(group: str, socket: Path) -> None:
         raise TapflError(f"--group {group}: no such group on this machine") from None
     except OSError as error:
         raise TapflError(f"--group {group}: {socket}: {error.strerror}") from None
+
+
+def _tell(event: Event) -> None:
+    if isinstance(event, Message | RowsDropped):
+        _say(str(event))
 
 
 def _say(text: str) -> None:
