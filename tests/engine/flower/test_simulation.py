@@ -257,9 +257,8 @@ def ray_missing_or_there():
 
 def test_without_ray(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(TapflError, match=r"Ray is not installed here: pip install 'tapfl\[flower"):
-        with simulation(2):
-            pass
+    with pytest.raises(TapflError, match="Ray is not installed here: pip install"), simulation(2):
+        pass
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
@@ -319,7 +318,7 @@ def test_on_ray_a_worker_is_killed(alone, tmp_path):
 @pytest.mark.long
 @pytest.mark.usefixtures("ray_missing_or_there")
 def test_on_ray_a_clear_line_for_no_cluster(tmp_path, alone):
-    with pytest.raises(TapflError, match="--ray-address 127.0.0.1:1: Ray cannot be reached"):
-        with simulation(1, "127.0.0.1:1") as site:
-            run(setting(alone), tmp_path / "run", device="cpu", site=site)
+    with (pytest.raises(TapflError, match=r"--ray-address 127\.0\.0\.1:1: Ray cannot be reached"),
+          simulation(1, "127.0.0.1:1") as site):
+        run(setting(alone), tmp_path / "run", device="cpu", site=site)
     assert not (tmp_path / "run").exists()
