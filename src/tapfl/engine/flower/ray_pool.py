@@ -10,7 +10,9 @@ import contextlib
 import math
 import os
 import secrets
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -125,6 +127,7 @@ class RayPool:
         ray = self._ray
         if ray.is_initialized():  # by whoever calls us: theirs to end
             return
+        stop = signal.getsignal(signal.SIGTERM)
         try:
             if self._address:
                 ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
@@ -140,6 +143,8 @@ class RayPool:
             raise TapflError(f"{where}: Ray cannot be reached or started "
                              f"({_first_line(error)})") from None
         self._stack.callback(ray.shutdown)
+        if stop is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, stop)  # Ray's own ends the process at once
 
     def _check_cluster(self, device: str) -> int:
         """Return how many GPUs a cluster has; one that is too small would never start."""
