@@ -142,7 +142,7 @@ class RayPool:
                 ray.init(address="local", num_cpus=self._wanted or max(gpus, 1), num_gpus=gpus,
                          include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                          _node_ip_address="127.0.0.1", _temp_dir=place)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Ray raises plain ones, too
             where = f"--ray-address {self._address}" if self._address else "--engine flower"
             raise TapflError(f"{where}: Ray cannot be reached or started "
                              f"({_first_line(error)})") from None
