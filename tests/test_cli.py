@@ -282,3 +282,24 @@ def test_a_run_ends_with_its_report(tmp_path, capsys, monkeypatch):
     assert "results:" in captured.out
     assert captured.err.splitlines()[-1] == (
         "tapfl: no report was written (ZeroDivisionError: a fault)")
+
+
+@pytest.mark.parametrize(("options", "line"), [
+    (["--engine", "flower", "--workers", "0"], "--workers 0: expected 1 or more"),
+    (["--workers", "2"], "--workers: is for --engine flower"),
+    (["--ray-address", "auto"], "--ray-address: is for --engine flower"),
+    (["--engine", "flower", "--seeds", "1,2"], "--seeds: runs side by side, each in one process"),
+])
+def test_options_of_the_engines(options, line, tmp_path, capsys):
+    assert main(["run", "quickstart", "--out", str(tmp_path / "run"), *options]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"tapfl: {line}")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_engine_flower_without_ray(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["run", "quickstart", "--engine", "flower", "--out", str(tmp_path / "run")]) == 2
+    assert "Ray is not installed here: pip install 'tapfl[flower]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

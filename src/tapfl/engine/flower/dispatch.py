@@ -53,12 +53,12 @@ class Pool(Protocol):
 
 @dataclass(eq=False)
 class _Turn:
-    """A client's turn; ``answered`` once the server has its update."""
+    """A client's turn; ``answered`` once the server has its update, ``lost`` so many times."""
 
     member: Member
     blocks: BlockState
     files: Files
-    tries: int = 0
+    lost: int = 0
     answered: bool = False
 
 
@@ -76,6 +76,11 @@ class _Queue:
     def training(self) -> list[_Turn]:
         """The turns that the worker has not answered."""
         return [turn for name, turn in self.tickets.values() if name == "ask" and turn]
+
+    def under_way(self) -> list[_Turn]:
+        """Return what the worker is at: not what waits behind that."""
+        _, turn = next(iter(self.tickets.values()))
+        return self.unreported if turn is None else [turn]
 
 
 @dataclass
@@ -117,7 +122,6 @@ class Dispatch:
                 self._send(number, "rest", None)
 
     def _begin(self, ask: Ask, number: int, turn: _Turn) -> None:
-        turn.tries += 1
         frame = ask_frame(Asked(kind=ask.kind, run=self.worker.plan.name, client=turn.member.id,
                                 round=ask.round, kept=list(ask.kept)), turn.blocks)
         self._send(number, "ask", turn, frame, dict(turn.files))
@@ -163,14 +167,16 @@ class Dispatch:
             f"worker {number + 1} has ended ({why}) with {', '.join(t.member.id for t in turns)}; "
             "it is started again"))
         self.pool.renew(number)
+        for turn in queue.under_way():  # it may be what ended the worker
+            turn.lost += 1
         for turn in turns:
-            if turn.tries < TRIES:
+            if turn.lost < TRIES:
                 again.append(turn)
                 continue
-            reason = f"its worker ended {TRIES} times"
-            self.notify(Message(f"{turn.member.id} is missing in round {ask.round + 1}: {reason}"))
-            yield (Report(turn.member.id, ask.round) if turn.answered
-                   else NoAnswer(turn.member.id, reason))
+            client, reason = turn.member.id, f"its worker ended {TRIES} times"
+            what = "has lost what its X learned" if turn.answered else "is missing"
+            self.notify(Message(f"{client} {what} in round {ask.round + 1}: {reason}"))
+            yield Report(client, ask.round) if turn.answered else NoAnswer(client, reason)
 
     def _read(self, ask: Ask, member: Member, said: Any) -> Update | Final:
         if ask.kind != "train":

@@ -10,7 +10,10 @@ import contextlib
 import math
 import os
 import secrets
+import signal
+import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +24,7 @@ from tapfl.engine.folder import nobody_at_work, work_beside
 from tapfl.errors import TapflError
 from tapfl.events import Message, Subscriber
 
+REACH = 10.0  # seconds for a cluster's address to answer
 FAILURES = 3  # of a worker in a row, before it has answered anything, end the run
 ALWAYS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # Only on loopback; whoever may connect executes code, so a token is needed.
@@ -79,6 +83,8 @@ class RayPool:
     def __init__(self, workers: int | None, address: str | None) -> None:
         if workers is not None and workers < 1:
             raise TapflError(f"--workers {workers}: expected 1 or more")
+        if address is not None:
+            _check_address(address)
         self._wanted, self._address = workers, address
         self._stack = contextlib.ExitStack()
         self._actors: list[Any] = []
@@ -125,6 +131,7 @@ class RayPool:
         ray = self._ray
         if ray.is_initialized():  # by whoever calls us: theirs to end
             return
+        stop = signal.getsignal(signal.SIGTERM)
         try:
             if self._address:
                 ray.init(address=self._address, log_to_driver=False, logging_level="ERROR")
@@ -135,11 +142,13 @@ class RayPool:
                 ray.init(address="local", num_cpus=self._wanted or max(gpus, 1), num_gpus=gpus,
                          include_dashboard=False, log_to_driver=False, logging_level="ERROR",
                          _node_ip_address="127.0.0.1", _temp_dir=place)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Ray raises plain ones, too
             where = f"--ray-address {self._address}" if self._address else "--engine flower"
             raise TapflError(f"{where}: Ray cannot be reached or started "
                              f"({_first_line(error)})") from None
         self._stack.callback(ray.shutdown)
+        if stop is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, stop)  # Ray's own ends the process at once
 
     def _check_cluster(self, device: str) -> int:
         """Return how many GPUs a cluster has; one that is too small would never start."""
@@ -195,6 +204,20 @@ class RayPool:
         self._actors = []
         with contextlib.suppress(TapflError, OSError):  # a run that failed may have no folder
             nobody_at_work(out)
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nobody answers: Ray would try it again for minutes."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise TapflError(f"--ray-address {address}: expected HOST:PORT, or auto")
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH).close()
+    except (OSError, OverflowError) as error:
+        raise TapflError(f"--ray-address {address}: no Ray cluster can be reached there "
+                         f"({error})") from None
 
 
 def gpu_share(workers: int, gpus: int) -> float:
