@@ -138,10 +138,12 @@ GROUPS = {
         5: Fault("garbage", answer=lambda asked, reply, earlier: bytes(reversed(reply))),
         6: Fault("the answer of the round before, again",
                  answer=lambda asked, reply, earlier: earlier)}, rounds=8),
-    "away": Group({
-        1: Fault("a resident process stopped for 60 s, `--round 30`", stop_for(60)),
-        4: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
-        begin=small_disk, rounds=6, patience=30),
+    "hang": Group({
+        1: Fault("a resident process stopped for 60 s, `--round 30`", stop_for(60))},
+        rounds=6, patience=30),
+    "disk": Group({
+        1: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
+        begin=small_disk, rounds=4),
     "clock": Group({
         0: Fault("a client's clock is 2 min behind"),
         1: Fault("a client's clock is 1 h ahead for 60 s", clock_goes_wrong)},
