@@ -135,9 +135,10 @@ GROUPS = {
             lambda found: first(found, None, one(found)[:-1]))),
         4: Fault("ten times the bytes", answer=lambda asked, reply, earlier: (
             unpack(reply)[0], unpack(reply)[1] * 10)),
-        5: Fault("garbage", answer=lambda asked, reply, earlier: bytes(reversed(reply))),
-        6: Fault("the answer of the round before, again",
-                 answer=lambda asked, reply, earlier: earlier)}, rounds=8),
+        5: Fault("the answer of the round before, again",
+                 answer=lambda asked, reply, earlier: earlier),
+        6: Fault("garbage", answer=lambda asked, reply, earlier: bytes(reversed(reply)))},
+        rounds=9),
     "hang": Group({
         1: Fault("a resident process stopped for 60 s, `--round 30`", stop_for(60))},
         rounds=6, patience=30),

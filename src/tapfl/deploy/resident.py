@@ -49,7 +49,12 @@ def main(path: Path) -> None:
                             allow=home.allow, modules=home.modules)
         stack.callback(resident.close)
         server = stack.enter_context(listen(home.socket))
-        serve(resident, server, lambda text: print(text, flush=True))
+        serve(resident, server, _say)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+        print(text, flush=True)
 
 
 def _stop(number: int, frame: object) -> None:
