@@ -135,13 +135,16 @@ GROUPS = {
             lambda found: first(found, None, one(found)[:-1]))),
         4: Fault("ten times the bytes", answer=lambda asked, reply, earlier: (
             unpack(reply)[0], unpack(reply)[1] * 10)),
-        5: Fault("garbage", answer=lambda asked, reply, earlier: bytes(reversed(reply))),
-        6: Fault("the answer of the round before, again",
-                 answer=lambda asked, reply, earlier: earlier)}, rounds=8),
-    "away": Group({
-        1: Fault("a resident process stopped for 60 s, `--round 30`", stop_for(60)),
-        4: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
-        begin=small_disk, rounds=6, patience=30),
+        5: Fault("the answer of the round before, again",
+                 answer=lambda asked, reply, earlier: earlier),
+        6: Fault("garbage", answer=lambda asked, reply, earlier: bytes(reversed(reply)))},
+        rounds=9),
+    "hang": Group({
+        1: Fault("a resident process stopped for 60 s, `--round 30`", stop_for(60))},
+        rounds=6, patience=30),
+    "disk": Group({
+        1: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
+        begin=small_disk, rounds=4),
     "clock": Group({
         0: Fault("a client's clock is 2 min behind"),
         1: Fault("a client's clock is 1 h ahead for 60 s", clock_goes_wrong)},

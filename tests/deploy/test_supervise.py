@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +135,14 @@ def test_a_process_that_never_listens_is_an_error(supervised):
     supervisor, _, _ = supervised
     with pytest.raises(TapflError, match="server has ended at once"):
         supervisor.keep("server", ["sh", "-c", "exit 1"], port=free_port())
+
+
+def test_a_disk_that_is_full_is_no_reason_to_end(supervised, tmp_path, monkeypatch):
+    supervisor, _, _ = supervised
+    monkeypatch.setattr(Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "")))
+    supervisor.keep("sleeper", SLEEPS)
+    assert supervisor.look() == []
+    assert not (tmp_path / "processes.json").exists()
 
 
 def test_what_a_killed_supervisor_leaves_is_found_by_the_next_one(tmp_path):

@@ -49,10 +49,11 @@ class Processes:
             self._children[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=self._environment, start_new_session=True, preexec_fn=end_with_parent)
-        whole = self.folder / f"{RECORD}.partial"
-        whole.write_text(json.dumps({name: identity(child.pid)
-                                     for name, child in self._children.items()}), encoding="utf-8")
-        whole.replace(self.folder / RECORD)
+        with contextlib.suppress(OSError):  # a full disk: it is known to this process, if to none
+            whole = self.folder / f"{RECORD}.partial"
+            whole.write_text(json.dumps({name: identity(child.pid) for name, child
+                                         in self._children.items()}), encoding="utf-8")
+            whole.replace(self.folder / RECORD)
 
     def run(self, command: Sequence[str], what: str, timeout: float = 120.0) -> str:
         """Run a command to its end; return what it printed."""

@@ -80,7 +80,8 @@ def _tell(event: Event) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+        print(text, flush=True)
 
 
 def _stop(number: int, frame: object) -> None:

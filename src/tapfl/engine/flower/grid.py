@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from tapfl.engine.flower.records import content_of, frame_of
 
+LATE = 10.0  # seconds that Flower keeps a message longer than its answer is waited for
 UNSENT = "not sent"  # how the id of such a message begins
 
 
@@ -27,7 +28,7 @@ class GridTransport:
     def push(self, node: int, data: bytes, patience: float) -> str:
         """Send a frame to a node."""
         message = Message(content_of(data), dst_node_id=node,
-                          message_type=MessageType.QUERY, ttl=patience)
+                          message_type=MessageType.QUERY, ttl=patience + LATE)
         ids = list(self._grid.push_messages([message]))
         # What Flower does not take, as a message to a node that has just left, has no answer.
         return ids[0] if ids and ids[0] else f"{UNSENT} {next(self._unsent)}"
