@@ -1,6 +1,7 @@
 """``tapfl bound``: what it prints, its JSON, its figure, and bad input."""
 
 import json
+import sys
 
 import pytest
 
@@ -107,6 +108,13 @@ def test_bad_input(words, message, capsys):
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_a_figure_needs_matplotlib(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, out, err = tapfl(capsys, "flava", "--figure", tmp_path / "a.svg")
+    assert (status, out) == (2, "")
+    assert "matplotlib is not installed; pip install 'tapfl[figures]'" in err
 
 
 def test_bad_runs(folder, tmp_path, capsys):

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapfl.errors import TapflError, nearest
-from tapfl.reading import is_dir, is_file, parse_yaml, read_text
 
 if TYPE_CHECKING:
     from tapfl.config import Config
@@ -82,6 +81,7 @@ def _bound(options: argparse.Namespace) -> None:
 
 
 def _analysis(options: argparse.Namespace) -> Analysis:
+    from tapfl.reading import is_dir
     from tapfl.theory.analysis import analyse, constants
     from tapfl.theory.federation import ownerships
 
@@ -113,6 +113,7 @@ def read_config(name: str, overrides: list[str]) -> Config:
     """Read a layout, a preset, a configuration file, or a federation file on the mini model."""
     from tapfl.config import load_config, preset_names
     from tapfl.data.federation import layout_names
+    from tapfl.reading import is_file, parse_yaml, read_text
 
     if is_file(name) and name not in preset_names():
         values = parse_yaml(read_text(name), name)

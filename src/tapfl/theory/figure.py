@@ -18,9 +18,14 @@ BLOCKS = 12
 
 
 def check_file(path: Path) -> Path:
-    """Refuse a file whose kind cannot be drawn."""
+    """Refuse what cannot be drawn, before anything is computed."""
     if path.suffix[1:].lower() not in KINDS:
         raise TapflError(f"--figure {path}: expected a name that ends in .svg, .pdf or .png")
+    try:
+        import matplotlib  # noqa: F401 (only whether it is there)
+    except ImportError:
+        raise TapflError("--figure: matplotlib is not installed; pip install 'tapfl[figures]' "
+                         "brings it") from None
     return path
 
 
