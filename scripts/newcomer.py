@@ -4,9 +4,9 @@ A federation of six clients trains by FedAvg on AG News and Fashion-MNIST: the m
 with --data the real ones. Then two newcomers come with AG News, one with few samples and one with
 many. Three ways, on the same test samples:
 
-- at once: the stored W, personalised for P steps (`tapfl join`), for several P;
+- at once: the stored W, personalised for P steps (`tapfl join`), for several P and two rates;
 - alone: as many steps from fresh blocks;
-- waiting: both take part in N more rounds with everybody (`start`), and then take --then steps.
+- waiting: both take part in N more rounds with everybody (`start`); then W as it is.
 
 With --unknown, the first federation has no AG News (CommonGen instead): the task is a new one.
 OUT/newcomer.csv has all figures, OUT/newcomer.svg draws their means over seeds (needs matplotlib).
@@ -15,6 +15,7 @@ What is there already is not run again.
 
 import argparse
 import csv
+import itertools
 import statistics
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def options():
     parser.add_argument("--rounds", type=int, default=40, help="of the first federation")
     parser.add_argument("--steps", default="0,5,10,20,40,80", help="values of P")
     parser.add_argument("--waits", default="10,20,40", help="more rounds with everybody")
-    parser.add_argument("--then", type=int, default=10, help="P after waiting")
+    parser.add_argument("--rates", default="1e-3,3e-3", help="learning rates of the P steps")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--unknown", action="store_true", help="the task is new to the federation")
     return parser.parse_args()
@@ -77,17 +78,17 @@ def federation(chosen):
     return path, names
 
 
-def configuration(chosen, path, clients, seed, rounds, steps, start=None):
+def configuration(chosen, path, clients, seed, rounds, start=None):
     """Return the configuration of some clients of the federation."""
     settings = [
-        f"seed={seed}", f"threads={chosen.threads}", "methods=[fedavg, fedavg+post]",
+        f"seed={seed}", f"threads={chosen.threads}", "methods=[fedavg]",
         f"federation.file={path.resolve()}", "federation.groups=1",
         f"federation.clients=[{', '.join(clients)}]",
         f"data.source={'hub' if chosen.data else 'miniature'}",
         f"data.train={chosen.total}", f"data.test={chosen.test}", f"train.rounds={rounds}",
         "train.cohort=3", "train.local_steps=5", f"train.batch_size={chosen.batch}",
         "train.lr_initial=1e-3", "train.lr=3e-3", "train.warmup_rounds=5", "lora.dropout=0.0",
-        f"post.steps={steps}", "post.lr=3e-3", "evaluation.scores=false", "evaluation.samples=0",
+        "post.steps=0", "evaluation.scores=false", "evaluation.samples=0",
         "evaluation.max_new_tokens=8"]
     if chosen.data:
         settings.append(f"data.folder={chosen.data}")
@@ -107,24 +108,25 @@ def results(out, make):
 def seed_rows(chosen, path, old, seed):
     """Run everything for one seed; yield tidy rows."""
     place = chosen.out / f"seed{seed}"
-    base = configuration(chosen, path, old, seed, chosen.rounds, 0)
+    base = configuration(chosen, path, old, seed, chosen.rounds)
     results(place / "base", lambda: run(base, place / "base", device=chosen.device))
-    for steps in numbers(chosen.steps):
-        out = place / f"join{steps}"
-        found = results(out, lambda out=out, steps=steps: join(
-            place / "base", path, out, alone=True, device=chosen.device, overrides=[
-                "methods=[fedavg, fedavg+post, tap]", f"post.steps={steps}",
-                f"federation.clients=[{', '.join(NEWCOMERS)}]"]))
-        yield from ({"way": row["method"], "rounds": 0, "steps": steps, **row} for row in found)
+    newcomers = f"federation.clients=[{', '.join(NEWCOMERS)}]"
+    for rate, steps in itertools.product(chosen.rates.split(","), numbers(chosen.steps)):
+        out = place / f"join{steps}-{rate}"
+        settings = ["methods=[fedavg, fedavg+post, tap]", f"post.steps={steps}",
+                    f"post.lr={float(rate)}", newcomers]
+        found = results(out, lambda out=out, settings=settings: join(
+            place / "base", path, out, alone=True, device=chosen.device, overrides=settings))
+        yield from ({"way": row["method"], "rate": rate, "rounds": 0, "steps": steps, **row}
+                    for row in found)
     before = place / "base"
     for more in numbers(chosen.waits):
         out = place / f"wait{more}"
-        config = configuration(chosen, path, [*old, *NEWCOMERS], seed, chosen.rounds + more,
-                               chosen.then, before)
+        config = configuration(chosen, path, [*old, *NEWCOMERS], seed, chosen.rounds + more, before)
         found = results(out, lambda out=out, config=config: run(config, out,
                                                                 device=chosen.device))
-        yield from ({"way": f"waiting: {row['method']}", "rounds": more, "steps": chosen.then,
-                     **row} for row in found)
+        yield from ({"way": "waiting", "rate": "", "rounds": more, "steps": 0, **row}
+                    for row in found if row["method"] == "fedavg")
         before = out
 
 
@@ -145,17 +147,17 @@ def draw(rows, chosen, out):
                                 width_ratios=[2, 1, 2, 1])
     for place, (client, count) in enumerate(zip(NEWCOMERS, numbers(chosen.samples), strict=True)):
         left, right = axes[2 * place], axes[2 * place + 1]
-        for way, (label, color, marker) in WAYS.items():
-            left.plot(steps, [mean(rows, way=way, client=client, steps=each) for each in steps],
-                      color=color, marker=marker, label=label)
-        label, color, marker = WAYS["fedavg+post"]
-        right.plot([0, *waits],
-                   [mean(rows, way="fedavg+post", client=client, steps=chosen.then),
-                    *(mean(rows, way="waiting: fedavg+post", client=client, rounds=each)
-                      for each in waits)], color=color, marker=marker, label=label)
+        for (way, (label, color, marker)), (line, rate) in itertools.product(
+                WAYS.items(), zip(("-", ":"), chosen.rates.split(","), strict=False)):
+            found = [mean(rows, way=way, client=client, steps=each, rate=rate) for each in steps]
+            left.plot(steps, found, line, color=color, marker=marker, label=f"{label}, {rate}")
+        right.plot([0, *waits], [mean(rows, way="fedavg", client=client),
+                                 *(mean(rows, way="waiting", client=client, rounds=each)
+                                   for each in waits)], color="black", marker="D")
         left.set_title(f"{count} samples")
         left.set_xlabel("steps P of its own")
-        right.set_xlabel(f"more rounds,\nthen P = {chosen.then}")
+        right.set_title("W")
+        right.set_xlabel("more rounds\nwith everybody")
         for axis in (left, right):
             axis.grid(alpha=0.3)
     axes[0].set_ylabel("accuracy on AG News (%)")
@@ -171,10 +173,10 @@ def main():
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    seen = dict.fromkeys((row["client"], row["way"], row["rounds"], row["steps"]) for row in rows)
-    for client, way, rounds, steps in seen:
-        value = mean(rows, client=client, way=way, rounds=rounds, steps=steps)
-        print(f"{client:<6} {way:<22} rounds {rounds:>3}  P {steps:>3}  {value:5.1f}")
+    keys = ("client", "way", "rate", "rounds", "steps")
+    for seen in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        value = mean(rows, **dict(zip(keys, seen, strict=True)))
+        print("{:<6}{:<13}{:<6} rounds {:>3}  P {:>3} ".format(*seen), f"{value:5.1f}")
     draw(rows, chosen, chosen.out / "newcomer.svg")
 
 

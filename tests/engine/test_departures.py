@@ -11,7 +11,7 @@ from tapfl.engine.results import read_results
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
-from tapfl.events import Left, RoundEnded
+from tapfl.events import Left, RoundEnded, RunStarted
 from tapfl.federated.server import Server
 from tapfl.report.html import write_report
 from tests.engine.flower.memory import Killed, while_alive
@@ -132,6 +132,24 @@ def test_a_run_that_starts_from_it_does_without_it(left, tmp_path):
     assert GONE not in {row["client"] for row in rows}
     assert [event["round"] for event in read_events(tmp_path / "on", "left")] == [6]
     assert leavers(tmp_path / "on") == [GONE]
+
+
+def test_who_leaves_later_has_had_its_part(tmp_path):
+    """A federated run that was complete keeps its results, also when the whole run is resumed."""
+    config = small(tmp_path, methods=["fedavg", "fedprox"],
+                   train={"rounds": 1, "cohort": 4, "local_steps": 1})
+    out = tmp_path / "out"
+
+    def between(event):
+        if isinstance(event, RunStarted) and event.method == "fedprox":
+            leave(out, [GONE])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config, out, notify=between)
+    rows = run(config, out, resume=True)
+    assert {row["method"] for row in rows if row["client"] == GONE} == {"fedavg"}
+    assert [(e["method"], e["round"]) for e in read_events(out, "left")] == [("fedprox", 0)]
 
 
 def test_who_left_is_away_from_later_federated_runs(left, tmp_path):

@@ -11,6 +11,7 @@ from tapfl.cli import main
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
 from tapfl.report.html import write_report
+from tapfl.report.runs import read_runs
 from tapfl.report.verdict import verdict
 from tapfl.use.join import join
 from tapfl.use.load import load
@@ -67,10 +68,6 @@ def test_methods_that_make_sense_and_those_that_do_not(joined):
             ("reader", "agnews"), ("painter", "cifar100")}, method
 
 
-def blocks(path):
-    return {key.partition(":")[0] for key in load_file(path)}
-
-
 def test_w_comes_from_the_run_and_the_rest_is_fresh(before, joined):
     old = load_file(before / "models" / "fedavg" / "server.safetensors")
     new = load_file(joined[1] / "models" / "fedavg" / "server.safetensors")
@@ -108,6 +105,16 @@ def test_the_folder_is_a_runs(joined):
     record = json.loads((out / "run.json").read_text())
     assert record["start"]["models"]["fedavg"]["round"] == 1
     assert record["start"]["clients"] == []
+
+
+def test_seeds_go_together_though_each_joined_a_run_of_its_own(joined, tmp_path):
+    for seed in (1, 2):
+        shutil.copytree(joined[1], tmp_path / str(seed))
+        record = json.loads((tmp_path / str(seed) / "run.json").read_text())
+        record["seed"] = record["config"]["seed"] = seed
+        record["config"]["start"] = f"runs/{seed}"
+        (tmp_path / str(seed) / "run.json").write_text(json.dumps(record))
+    assert [run.record.seed for run in read_runs([tmp_path / "1", tmp_path / "2"])] == [1, 2]
 
 
 def test_a_run_that_was_stopped(newcomers, tmp_path):

@@ -61,19 +61,31 @@ class Departures:
 
     def __init__(self, run: Path, folder: Path) -> None:
         self.run, self._path = run, folder / SINCE
-        self.since: dict[str, int] = dict(_read(self._path))
+        known = _read(self._path)
+        self.since: dict[str, int] = dict(known.get("since", {}))
+        self._complete = bool(known.get("complete", False))
 
     def gone(self, round_: int) -> set[str]:
         """Return who takes no part in a round that is about to begin."""
-        new = [client for client in leavers(self.run) if client not in self.since]
+        new = [] if self._complete else [
+            client for client in leavers(self.run) if client not in self.since]
         if new:
             self.since |= dict.fromkeys(new, round_)
-            write_checked_json(self._path, self.since)
+            self._write()
         return {client for client, since in self.since.items() if since <= round_}
 
     def just_left(self, round_: int) -> list[str]:
         """Return who takes no part for the first time in a round."""
         return sorted(client for client, since in self.since.items() if since == round_)
+
+    def complete(self) -> None:
+        """The federated run is over: who leaves now has had its part in it."""
+        if not self._complete:
+            self._complete = True
+            self._write()
+
+    def _write(self) -> None:
+        write_checked_json(self._path, {"since": self.since, "complete": self._complete})
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -277,6 +277,7 @@ class Rounds:
         self.log.arrange(event for record in whole for event in record.get("reports", ()))
         late = [event.record() for event in self._left(rounds) if isinstance(event, Logged)]
         self.log.replay([*late, *(event for record in whole for event in record["events"])])
+        self.departures.complete()
         self.times = Times.of(self.log.seconds(), [record["seconds"] for record in whole])
         return [row for record in whole for row in record["rows"]]
 

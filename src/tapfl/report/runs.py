@@ -102,6 +102,7 @@ def _configuration(record: RunRecord) -> dict[str, Any]:
     values["evaluation"] = {key: values["evaluation"][key] for key in SCORING}
     values["data"].pop("folder")
     values["federation"].pop("file")
+    values["start"] = values["start"] is not None  # each seed goes on from a run of its own
     return values | {"federation_sha256": record.federation_sha256, "metrics": record.metrics}
 
 
