@@ -158,6 +158,9 @@ def main():
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rules", default=";".join(RULES))
     options = parser.parse_args()
+    for rule in options.rules.split(";"):
+        if rule not in RULES:
+            parser.error(f"--rules {rule}: expected some of {'; '.join(RULES)}")
     run_all(options.out, [int(seed) for seed in options.seeds.split(",")], options.rounds,
             options.rules.split(";"))
     tables(options.out, options.rounds)
