@@ -48,16 +48,17 @@ class _Without:
 
 def reference(config, missing):
     """Return the results of a run in one process, without some clients in some rounds."""
-    if missing not in _REFERENCES:
+    key = config.train.rounds, missing
+    if key not in _REFERENCES:
         class Site(Without):
             pass
         Site.missing = frozenset(("train", client, round_) for client, round_ in missing)
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "run"
             run(config, out, device="cpu", site=Site)
-            _REFERENCES[missing] = [row for row in read_results(out / "results.csv")
+            _REFERENCES[key] = [row for row in read_results(out / "results.csv")
                                     if not row["metric"].startswith("general_")]
-    return _REFERENCES[missing]
+    return _REFERENCES[key]
 
 
 def check(machines, config, victim):

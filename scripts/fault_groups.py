@@ -35,7 +35,8 @@ class Group:
 
     faults: dict[int, Fault]
     begin: Callable[[Machines, str], None] = Machines.start_client
-    round: int = 120
+    rounds: int = 9
+    patience: int = 120  # for a round
 
 
 def kill(what: str, of_client: bool = False, number: int = signal.SIGKILL):
@@ -115,10 +116,11 @@ def one(values):
 GROUPS = {
     "client": Group({
         1: Fault("kill -9 of a resident process, W in training", kill("resident", True)),
-        3: Fault("kill -9 of a resident process, X in training", kill("resident", True),
+        2: Fault("kill -9 of a resident process, X in training", kill("resident", True),
                  after=True, delay=0.1),
-        5: Fault("kill -9 of a SuperNode", kill("supernode", True)),
-        8: Fault("kill -9 of `deploy client`, started again 5 s later", kill_command("node"))}),
+        3: Fault("kill -9 of a SuperNode", kill("supernode", True)),
+        5: Fault("kill -9 of `deploy client`, started again 5 s later", kill_command("node"))},
+        rounds=8),
     "server": Group({
         1: Fault("kill -9 of the proxy", kill("proxy")),
         3: Fault("kill -9 of the run (ServerApp)", kill("serverapp")),
@@ -135,13 +137,13 @@ GROUPS = {
             unpack(reply)[0], unpack(reply)[1] * 10)),
         5: Fault("garbage", answer=lambda asked, reply, earlier: bytes(reversed(reply))),
         6: Fault("the answer of the round before, again",
-                 answer=lambda asked, reply, earlier: earlier)}),
+                 answer=lambda asked, reply, earlier: earlier)}, rounds=8),
     "away": Group({
         1: Fault("a resident process stopped for 60 s, `--round 30`", stop_for(60)),
-        5: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
-        begin=small_disk, round=30),
+        4: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
+        begin=small_disk, rounds=6, patience=30),
     "clock": Group({
         0: Fault("a client's clock is 2 min behind"),
         1: Fault("a client's clock is 1 h ahead for 60 s", clock_goes_wrong)},
-        begin=with_clock("-120s")),
+        begin=with_clock("-120s"), rounds=5),
 }

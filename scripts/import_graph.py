@@ -11,9 +11,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "src" / "tapfl"
 ROOMS = [
     {"tapfl"},  # the package itself: its version
-    {"errors"}, {"reading", "tasks", "events"}, {"blocks", "config"}, {"methods", "kernels"},
-    {"data"}, {"model"}, {"federated"}, {"personal"}, {"evaluation"}, {"engine"}, {"use"},
-    {"report"}, {"experiments"}, {"pretrain", "bench", "deploy"}, {"cli"}, {"__main__"},
+    {"errors"}, {"reading", "tasks", "events"}, {"settings"},
+    {"blocks", "config"},
+    {"methods", "kernels", "privacy"}, {"data"}, {"model"}, {"federated"}, {"personal"},
+    {"evaluation"}, {"engine"}, {"use"}, {"report"}, {"experiments"},
+    {"pretrain", "bench", "deploy", "theory"}, {"cli"}, {"__main__"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 

@@ -1,8 +1,8 @@
 """Write the reference pages from the code: python scripts/reference.py [--check]
 
-docs/configuration.md comes from the schema in tapfl/config.py, docs/commands.md from the command
-line's parser, docs/api.md from docstrings. Nothing here imports torch. A key, an option or a name
-without a meaning is an error. ``--check`` writes nothing and fails if a page is out of date.
+docs/configuration.md comes from tapfl/config.py and tapfl/settings, docs/commands.md from the
+command line's parser, docs/api.md from docstrings. Nothing here imports torch. A key, an option or
+a name without a meaning is an error. ``--check`` writes nothing and fails if a page is out of date.
 """
 
 import argparse
@@ -29,6 +29,9 @@ API = (
      ("tapfl.config:load_config", "tapfl.engine.run:run", "tapfl.errors:TapflError")),
     ("Use a model", "What a client's model answers, and how to take it away.",
      ("tapfl.use.load:load", "tapfl.use.load:ClientModel", "tapfl.use.export:export")),
+    ("Come later, or go", "Newcomers to a stored run, and clients that leave "
+     "([newcomers.md](newcomers.md)).",
+     ("tapfl.use.join:join", "tapfl.use.join:Joined", "tapfl.engine.departures:leave")),
     ("Read results", "What a run's folder holds, as Python values.",
      ("tapfl.engine.results:read_results", "tapfl.engine.record:read_record",
       "tapfl.engine.scores:read_scores", "tapfl.report.tables:render",
@@ -46,9 +49,9 @@ API = (
     ("Events", "What happens in a run. A `Logged` event is a line of events.jsonl; `kind` is its "
      "name there.",
      tuple(f"tapfl.events:{name}" for name in (
-         "Event", "Logged", "RoundEnded", "OfClient", "Refused", "Missing", "Replacement",
-         "PersonalLosses", "Curve", "Diverged", "Note", "RunStarted", "ClientFinished",
-         "DataPrepared", "RowsDropped", "Message"))),
+         "Event", "Logged", "RoundEnded", "OfClient", "Refused", "Missing", "Left",
+         "Replacement", "PersonalLosses", "Curve", "Diverged", "Note", "RunStarted",
+         "ClientFinished", "DataPrepared", "RowsDropped", "Message"))),
 )
 
 
@@ -78,7 +81,9 @@ def _on_disk(name: str) -> str | None:
 
 def configuration() -> str:
     schema = Config.model_json_schema()
-    meanings = attribute_docs((SOURCE / "tapfl" / "config.py").read_text(encoding="utf-8"))
+    files = [SOURCE / "tapfl" / "config.py", *sorted((SOURCE / "tapfl" / "settings").glob("*.py"))]
+    meanings = {name: docs for file in files
+                for name, docs in attribute_docs(file.read_text(encoding="utf-8")).items()}
     top, sections = [], []
     for key, entry in schema["properties"].items():
         part = _section(schema, entry)
@@ -122,7 +127,7 @@ def _rows(schema, section, properties, meanings, defaults=None, prefix=""):
     rows = []
     for key, entry in properties.items():
         if key not in meanings.get(section, {}):
-            raise SystemExit(f"config.py: {section}.{key} has no meaning: write a string under it")
+            raise SystemExit(f"settings: {section}.{key} has no meaning: write a string under it")
         default = (defaults or {}).get(key, entry.get("default"))
         below = _section(schema, entry)  # the defaults of its keys follow
         rows.append((f"`{prefix}{key}`", words(entry), "" if below else _value(default, entry),
@@ -258,9 +263,19 @@ def api() -> str:
     return "\n".join(parts).rstrip() + "\n"
 
 
-def _name(module: str, name: str) -> list[str]:
+def _defined(module: str, name: str) -> ast.stmt | None:
+    """Return where a name is defined: in the module, or where that imports it from."""
     source = (SOURCE / Path(*module.split("."))).with_suffix(".py").read_text(encoding="utf-8")
-    node = next((n for n in ast.parse(source).body if getattr(n, "name", None) == name), None)
+    for node in ast.parse(source).body:
+        if getattr(node, "name", None) == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            return _defined(node.module, name)
+    return None
+
+
+def _name(module: str, name: str) -> list[str]:
+    node = _defined(module, name)
     if node is None:
         raise SystemExit(f"scripts/reference.py: {module} has no {name}")
     home = "tapfl" if name in tapfl.__all__ else module

@@ -26,7 +26,7 @@ from tapfl.config import load_config
 from tapfl.data.federation import client_ids, load_federation
 from tapfl.engine.flower.frames import pack
 
-SETTINGS = ("threads=1", "methods=[fedavg,tap]", "train.rounds=10", "train.cohort=3",
+SETTINGS = ("threads=1", "methods=[fedavg,tap]", "train.cohort=3",
             "train.local_steps=8", "checkpoint.every=2")
 
 
@@ -70,7 +70,7 @@ def try_group(group: Group, folder: Path, config_path: Path,
               clients: list[str]) -> list[tuple[str, ...]]:
     """Have faults happen; return rows of the table."""
     victim = clients[0]
-    machines = Machines(folder, config_path, clients, ("--round", str(group.round),
+    machines = Machines(folder, config_path, clients, ("--round", str(group.patience),
                                                        "--join", "150"))
     seen: set[str] = set()
     try:
@@ -146,13 +146,16 @@ def main() -> None:
     clients = list(client_ids(load_federation(config.federation), config.federation))[:3]
     config = config.model_copy(update={"federation": config.federation.model_copy(
         update={"clients": tuple(clients)})})
-    path = out / "config.yaml"
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     print("| fault | what happened | seconds to recover | lost |\n|---|---|---|---|", flush=True)
     failed = False
     for name in options.only.split(","):
         shutil.rmtree(out / name, ignore_errors=True)
         (out / name).mkdir()
+        rounds = GROUPS[name].rounds if name in GROUPS else 1
+        train = config.train.model_copy(update={"rounds": rounds})
+        path = out / name / "config.yaml"
+        path.write_text(yaml.safe_dump(config.model_copy(update={"train": train}).model_dump(
+            mode="json"), sort_keys=False))
         rows = (refusals(out / name, path, clients) if name == "refusals"
                 else try_group(GROUPS[name], out / name, path, clients))
         for row in rows:

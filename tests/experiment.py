@@ -7,6 +7,7 @@ from tapfl.config import Config
 from tapfl.engine.build import build
 from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.inprocess import InProcess
 from tapfl.engine.registry import plan
@@ -76,7 +77,7 @@ class FederatedRun:
             each.name, each.config, self.federation.members, self.server, self.method.exchanged,
             InProcess(self.worker, self.federation),
             Checkpoints(folder / "state" / "checkpoints", each.name), self.log,
-            folder / "state" / "final", nobody)
+            folder / "state" / "final", nobody, Departures(folder, folder / "state"))
 
     def round(self, round_):
         self.rounds.round(round_)

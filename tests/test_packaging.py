@@ -42,6 +42,9 @@ def test_imports_are_declared(path):
     extras = {_name(r) for rs in PROJECT["optional-dependencies"].values() for r in rs}
     # Kernels are imported only where Triton is installed, which comes with torch on Linux.
     allowed = always | ({"triton"} if "kernels" in path.parts else set())
+    # What speaks to Flower is imported where somebody asks for it.
+    if {"flower", "deploy"} & set(path.parts):
+        allowed |= {_name(r) for r in PROJECT["optional-dependencies"]["flower"]}
     assert _third_party(tree.body) <= allowed
     assert _third_party(ast.walk(tree)) <= allowed | extras
 

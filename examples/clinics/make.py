@@ -24,8 +24,16 @@ CODES = {
             "routine examination, sleeps and eats well, walks {n} km a day",
             "wants a certificate for sports, feels healthy, no findings"],
 }
+URGENT = {
+    "urgent": ["short of breath since this morning, cannot speak in sentences",
+               "strong pain over the {side} chest for {n} minutes",
+               "fell from {n} meters, {side} leg bent, cold foot"],
+    "routine": ["needs a new prescription, {n} tablets are left",
+                "asks for the results of the test {n} days ago",
+                "{side} shoulder aches a little after sports, no fever"],
+}
 LAYOUT = """\
-# Three clinics, each with one task and its own files, beside this one.
+# Three clinics, each with one task and its own files, next to this one.
 tasks:
   xray:
     kind: image_classification
@@ -41,7 +49,7 @@ tasks:
 clients:
   - name: radiology
     tasks:
-      xray: {path: radiology}                     # one folder a class
+      xray: {path: radiology}                     # one folder per class
   - name: records
     tasks:
       coding: {path: records/reports.csv, text: report, label: code}
@@ -49,9 +57,24 @@ clients:
     tasks:
       ask:
         path: ward/questions.jsonl
-        image: picture                            # paths beside the file
+        image: picture                            # paths relative to the file
         text: "Question: {question}"
         answer: "Answer: {answer}"
+"""
+# Two that come later: one with a task that is known, one with a task of its own.
+TRIAGE = """\
+  triage:
+    kind: text_classification
+    modalities: [text]
+    classes: [urgent, routine]
+"""
+LATER = """\
+  - name: village
+    tasks:
+      coding: {path: village/reports.csv, text: report, label: code}
+  - name: hotline
+    tasks:
+      triage: {path: hotline/calls.csv, text: call, label: class}
 """
 
 
@@ -72,6 +95,19 @@ def xray(rng, finding):
     return image.filter(ImageFilter.GaussianBlur(0.6)), side
 
 
+def texts(rng, path, columns, classes, count):
+    """A table of texts and their classes."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        for _ in range(count):
+            name = rng.choice(list(classes))
+            text = rng.choice(classes[name]).format(n=rng.randint(2, 12),
+                                                    side=rng.choice(("left", "right")))
+            writer.writerow([text, name])
+
+
 def main():
     rng = random.Random(7)
     for finding in FINDINGS:
@@ -79,15 +115,7 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(40):
             xray(rng, finding)[0].save(folder / f"{number:02d}.png")
-    (HERE / "records").mkdir(exist_ok=True)
-    with (HERE / "records" / "reports.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["report", "code"])
-        for _ in range(180):
-            code = rng.choice(list(CODES))
-            text = rng.choice(CODES[code]).format(n=rng.randint(2, 12),
-                                                  side=rng.choice(("left", "right")))
-            writer.writerow([text, code])
+    texts(rng, HERE / "records" / "reports.csv", ("report", "code"), CODES, 180)
     (HERE / "ward" / "pictures").mkdir(parents=True, exist_ok=True)
     with (HERE / "ward" / "questions.jsonl").open("w", encoding="utf-8") as file:
         for number in range(60):
@@ -101,6 +129,21 @@ def main():
                 row = {"picture": picture, "question": question, "answer": answer}
                 file.write(json.dumps(row) + "\n")
     (HERE / "federation.yaml").write_text(LAYOUT, encoding="utf-8")
+    later(random.Random(8))
+
+
+def later(rng):
+    """The files of those who come later, alone and together with everybody else."""
+    texts(rng, HERE / "village" / "reports.csv", ("report", "code"), CODES, 40)
+    texts(rng, HERE / "hotline" / "calls.csv", ("call", "class"), URGENT, 40)
+    tasks, clients = LAYOUT.partition("clients:\n")[::2]
+    coding = tasks[tasks.index("  coding:"):tasks.index("  ask:")]
+    (HERE / "newcomers.yaml").write_text(
+        "# Two that come later: a known task, and one of its own; docs/newcomers.md.\n"
+        f"tasks:\n{coding}{TRIAGE}clients:\n{LATER}", encoding="utf-8")
+    (HERE / "together.yaml").write_text(
+        tasks.replace("Three clinics", "Five clinics") + TRIAGE + "clients:\n" + clients + LATER,
+        encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -80,6 +80,13 @@ class Missing(OfClient):
 
 
 @dataclass(frozen=True)
+class Left(OfClient):
+    """A client has left: from this round on it takes no part, and it has no final model."""
+
+    kind: ClassVar[str] = "left"
+
+
+@dataclass(frozen=True)
 class Replacement(OfClient):
     """TAP moved a task's blocks of X to W's; ``initial`` marks the task's first one.
 

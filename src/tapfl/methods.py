@@ -26,8 +26,8 @@ SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED, "ditto", "apfl")}
 # What a variant may set. The sections of personalizers, and the settings of one's own personalizer,
 # leave W alone: methods that differ in these share a federated run.
 PERSONAL_SECTIONS = ("tap", "post", "ditto", "apfl")
-METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "perfedavg", "disentafl", "feddat",
-                   "fedprox", "fedrep", "fedala")
+METHOD_SECTIONS = (*PERSONAL_SECTIONS, "own", "train", "aggregation", "privacy", "perfedavg",
+                   "disentafl", "feddat", "fedprox", "fedrep", "fedala")
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,16 @@ def find_method(config: Config, name: str) -> tuple[RunSpec, MethodSpec | None]:
 def federated_half(name: str) -> str:
     """Return the federated method that a method, which is no variant, stands on."""
     return _halves(name)[0]
+
+
+def alone_among(config: Config, methods: Sequence[str]) -> str | None:
+    """Return the method by which every client learns alone: ``local``, or one that stands on it."""
+    def federated(name: str) -> str:
+        variant = config.variants.get(name)
+        return federated_half(variant.of if variant else name)
+
+    return LOCAL if LOCAL in methods else next(
+        (name for name in methods if federated(name) == LOCAL), None)
 
 
 def _halves(name: str) -> tuple[str, str]:

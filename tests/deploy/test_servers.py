@@ -18,6 +18,7 @@ from tapfl.cli import main
 from tapfl.deploy.keys import make_keys
 from tapfl.deploy.processes import free_port, recorded
 from tapfl.deploy.server import Server
+from tapfl.engine.process import end_with_parent
 from tapfl.engine.results import read_results
 from tapfl.engine.run import run
 from tests.experiment import read_events, tiny_experiment
@@ -89,7 +90,7 @@ def test_whatever_is_killed_comes_to_the_same_end(deployed):
             assert going.poll() is None
             time.sleep(0.1)
 
-    going = subprocess.Popen(command)
+    going = subprocess.Popen(command, preexec_fn=end_with_parent)
     try:
         rounds(1)
         kill(out / "deploy" / "serverapp.json")
@@ -97,7 +98,7 @@ def test_whatever_is_killed_comes_to_the_same_end(deployed):
         rounds(2)
         going.kill()
         going.wait()
-        going = subprocess.Popen(command)
+        going = subprocess.Popen(command, preexec_fn=end_with_parent)
         assert going.wait(300) == 0
     finally:
         going.terminate()

@@ -75,6 +75,18 @@ def test_a_killed_process_is_started_again_when_its_time_has_come(supervised, tm
     assert len(said) == 1
 
 
+def test_a_command_may_be_made_anew_for_every_start(supervised, tmp_path):
+    supervisor, clock, _ = supervised
+    words = iter(["one", "two"])
+    supervisor.keep("says", lambda: ["sh", "-c", f"echo {next(words)}; exit 1"])
+    for _ in range(2):
+        ended(supervisor, "says")
+        supervisor.look()
+        clock.now += 1
+    ended(supervisor, "says")
+    assert (tmp_path / "says.log").read_text() == "one\ntwo\n"
+
+
 def test_what_a_dead_process_has_started_ends_before_the_next_start(supervised, tmp_path):
     supervisor, clock, _ = supervised
     supervisor.keep("parent", ["sh", "-c", f"sleep 60 & echo $! > {tmp_path / 'child'}; sleep 60"])

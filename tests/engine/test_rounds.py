@@ -9,6 +9,7 @@ from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Member
 from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.messages import Final, NoAnswer, Report, Update
 from tapfl.engine.rounds import Rounds
@@ -74,7 +75,7 @@ def rounds(folder, clients, **changes):
     return Rounds("fedavg", config, MEMBERS, server,
                   lambda m: BLOCKS[:1] if m.index % 2 else BLOCKS, clients,
                   Checkpoints(folder / "checkpoints", "fedavg"), log, folder / "final",
-                  said.append), said
+                  said.append, Departures(folder, folder)), said
 
 
 def without_seconds(folder):

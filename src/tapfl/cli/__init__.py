@@ -14,13 +14,16 @@ from collections.abc import Iterator, Sequence
 
 from tapfl import __version__
 from tapfl.bench.command import add_bench
+from tapfl.cli.membership import add_join, add_leave
 from tapfl.cli.models import add_export, add_model, add_predict, add_pretrain
+from tapfl.cli.privacy import add_privacy
 from tapfl.cli.results import add_footprint, add_report, add_table, add_verdict, add_watch
 from tapfl.cli.run import add_run
 from tapfl.cli.settings import add_presets, add_setup_metrics, add_show, add_validate
 from tapfl.deploy.command import add_deploy
 from tapfl.errors import TapflError
 from tapfl.experiments.command import add_reproduce
+from tapfl.theory.command import add_bound
 
 
 def entry() -> None:
@@ -80,8 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tapfl {__version__}")
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for add in (add_run, add_report, add_watch, add_table, add_verdict, add_footprint,
-                add_reproduce, add_deploy, add_predict, add_export, add_presets, add_show,
-                add_validate, add_model, add_pretrain, add_setup_metrics, add_bench):
+    for add in (add_run, add_join, add_leave, add_report, add_watch, add_table, add_verdict,
+                add_footprint, add_privacy, add_reproduce, add_deploy, add_predict, add_export,
+                add_presets, add_show, add_validate, add_model, add_bound, add_pretrain,
+                add_setup_metrics, add_bench):
         add(verbs)
     return parser

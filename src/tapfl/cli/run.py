@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ def add_run(verbs: Verbs) -> None:
          "tapfl run quickstart --seed 42 --set train.rounds=100 --out runs/longer",
          "tapfl run --resume --out runs/longer",
          "tapfl run quickstart --seeds 41,42,43 --out runs/three",
+         "tapfl run quickstart --engine flower --workers 2 --threads 1",
          "tapfl run quickstart --set 'methods=[fedavg, disentafl+tap]'"])
     add_config(verb, optional=True)
     verb.add_argument("--out", type=Path, metavar="DIR", help="where to write (runs/PRESET)")
@@ -38,6 +40,16 @@ def add_run(verbs: Verbs) -> None:
     verb.add_argument("--threads", type=int, metavar="N",
                       help="CPU threads to compute with (the cores there are, 8 at most); results "
                            "depend on it, so a run keeps it")
+    verb.add_argument("--engine", choices=("inprocess", "flower"), default="inprocess",
+                      help="where clients' turns are taken: in this process, or in worker "
+                           "processes on this machine or on a Ray cluster (docs/simulation.md); "
+                           "the results are the same")
+    verb.add_argument("--workers", type=int, metavar="N",
+                      help="how many worker processes --engine flower has (one for each GPU, or "
+                           "one)")
+    verb.add_argument("--ray-address", metavar="ADDRESS",
+                      help="the Ray cluster that --engine flower runs on, as HOST:PORT or auto "
+                           "(without it, Ray is started on this machine for this run alone)")
     verb.add_argument("--resume", action="store_true", help="go on with the run in --out")
     verb.add_argument("--modules", type=Path, metavar="DIR",
                       help="where methods of your own (module:Class) are imported from (beside "
@@ -61,6 +73,7 @@ def _run(options: argparse.Namespace) -> None:
 
     if options.preset is None and not (options.resume and options.out):
         raise TapflError("run: expected a preset or a file, or --resume with --out DIR")
+    _check_engine(options)
     config = _run_config(options)
     if options.seeds is not None:
         if options.preset is None or options.seed is not None or options.tensorboard:
@@ -70,11 +83,13 @@ def _run(options: argparse.Namespace) -> None:
         return
     if options.jobs is not None or options.devices != "auto":
         raise TapflError("--devices and --jobs are for several --seeds; one run takes --device")
+    modules = options.modules or beside(options.preset)
     out = options.out or _folder(Path("runs") / Path(options.preset).stem, options.resume)
     display = progress(options.quiet, out / "tensorboard" if options.tensorboard else None)
     try:
-        rows = run(config, out, resume=options.resume, device=options.device, notify=display,
-                   modules=options.modules or beside(options.preset))
+        with _engine(options, modules) as site:
+            rows = run(config, out, resume=options.resume, device=options.device, notify=display,
+                       modules=modules, site=site)
     except KeyboardInterrupt:
         if (out / "run.json").is_file():
             own = " --modules DIR" if names_own_code(config) else ""
@@ -87,6 +102,9 @@ def _run(options: argparse.Namespace) -> None:
     for lost in record.dropped:
         print(f"{lost['where']}: {lost['dropped']} of {lost['rows']} rows were left out; "
               f"{out / 'run.json'} says why")
+    for client, since in record.left.items():
+        print(f"{client} has left: " + ", ".join(
+            f"not in {name} from round {round_ + 1} on" for name, round_ in since.items()))
     if record.random_weights:
         print("made with random weights: the foundation was not pre-trained")
     print(f"results: {out / 'results.csv'}   events: {out / 'events.jsonl'}   "
@@ -94,6 +112,32 @@ def _run(options: argparse.Namespace) -> None:
           + (f"   models: {out / 'models'}" if record.config.checkpoint.models else ""))
     if not options.no_report:
         write_and_say([out], out / "report.html")
+
+
+def _check_engine(options: argparse.Namespace) -> None:
+    """Refuse options of the other engine."""
+    if options.engine == "flower":
+        if options.workers is not None and options.workers < 1:
+            raise TapflError(f"--workers {options.workers}: expected 1 or more")
+        if options.seeds is not None:
+            raise TapflError("--seeds: runs side by side, each in one process; omit --engine "
+                             "flower, or run one --seed after the other")
+        return
+    for name in ("workers", "ray_address"):
+        if getattr(options, name) is not None:
+            raise TapflError(f"--{name.replace('_', '-')}: is for --engine flower")
+
+
+def _engine(options: argparse.Namespace,
+            modules: Path | None) -> contextlib.AbstractContextManager[Any]:
+    """Return where the clients of the run are."""
+    if options.engine == "flower":
+        from tapfl.engine.flower.simulation import simulation
+
+        return simulation(options.workers, options.ray_address, modules)
+    from tapfl.engine.site import Here
+
+    return contextlib.nullcontext(Here)
 
 
 def _run_config(options: argparse.Namespace) -> Any:

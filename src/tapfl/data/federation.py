@@ -366,6 +366,12 @@ def client_id(group: int, name: str, groups: int) -> str:
     return name if groups == 1 else f"g{group}-{name}"
 
 
+def tasks_of(file: FederationFile, config: FederationConfig) -> dict[str, list[str]]:
+    """Return the tasks of every client that takes part, by id, in the roster's order."""
+    kinds = {entry.name: list(entry.tasks) for entry in file.clients}
+    return {id_: kinds[parse_id(id_, config.groups)[1]] for id_ in client_ids(file, config)}
+
+
 def parse_id(id_: str, groups: int) -> tuple[int, str]:
     """Return the group and the name in an id; what is no id has neither."""
     if groups == 1:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfl.config import Config
+from tapfl.config import NEW, Config
 from tapfl.deploy.keys import make_keys
 from tapfl.deploy.processes import free_port
 from tapfl.deploy.server import BELOW, Server
@@ -42,12 +42,25 @@ def run_local(config: Config, groups: Sequence[Sequence[str]], out: Path, *,
                 "--clients", ",".join(group), "--out", str(folder / "nodes" / group[0]),
                 "--superlink", server.address, "--ca", str(keys / "ca.pem"),
                 "--key", str(keys / "nodes" / f"{group[0]}.key"), "--allow", ",".join(ALLOW),
-                "--device", device, *own])
+                "--device", device, *own, *_earlier(config, group)])
         job = Job(config=config, out=out.resolve(), log=(folder / "log.jsonl").resolve(),
                   device=device, modules=modules, compression=compression,
                   patience=patience or Patience())
         for said in server.begin(job):
             say(said)
+
+
+def _earlier(config: Config, group: Sequence[str]) -> list[str]:
+    """Return where a node goes on: its earlier folder, or the run itself if all was in one process.
+
+    Whether that is the right one is the server's to say.
+    """
+    if config.start is None:
+        return []
+    before = Path(config.start)
+    folders = [before / BELOW / "nodes" / client for client in group]
+    own = next((folder for folder in folders if folder.is_dir()), None)
+    return ["--set", f"start={own or (NEW if (before / BELOW).is_dir() else before)}"]
 
 
 def _yaml(config: Config) -> str:

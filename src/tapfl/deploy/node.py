@@ -55,7 +55,8 @@ class Node:
             while not (place / "resident").exists():  # it reads its data first
                 supervisor.look()
                 time.sleep(POLL)
-            supervisor.keep("supernode", self._supernode(place / "resident"))
+            # Its own port may be another's when it is started again.
+            supervisor.keep("supernode", lambda: self._supernode(place / "resident"))
             say(f"ready: {', '.join(self.clients)} for {self.superlink}")
             while True:
                 supervisor.look()

@@ -29,7 +29,7 @@ def _status(options: argparse.Namespace) -> None:
     print(f"{found['state']}: {place}; the last news is {found['seconds_since']:g} s old")
     print(f"traffic: {found['bytes_up'] / 1e6:.1f} MB up, {found['bytes_down'] / 1e6:.1f} MB down; "
           f"processes: {', '.join(found['processes']) or 'none'}")
-    for line in (*found["nodes"], *found["refused"], *found["restarts"][-10:],
+    for line in (*found["nodes"], *found["refused"], *found["restarts"][-10:], *found["left"],
                  *found["missing"][-10:]):
         print(f"  {line}")
 

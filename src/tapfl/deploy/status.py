@@ -36,6 +36,8 @@ def status(out: Path) -> dict[str, Any]:
         "bytes_down": sum(line["bytes_down"] for line in rounds),
         "missing": [f"round {line['round']}: {line['client']}: {line['reason']}" for line in said
                     if line.get("event") in ("missing", "refused")],
+        "left": [f"round {line['round']}: {line['client']} has left" for line in said
+                 if line.get("event") == "left"],
         "last": texts[-1] if texts else "",
     }
 

@@ -19,6 +19,7 @@ AGAIN = " it again in "  # in every line that says so
 BAD_INPUT = 2  # the exit status of tapfl's own commands: the same again would not help
 
 Say = Callable[[str], None]
+Command = Sequence[str] | Callable[[], Sequence[str]]  # the latter is made anew for every start
 
 
 @dataclass
@@ -51,12 +52,12 @@ class Supervisor:
     def __init__(self, processes: Processes, say: Say,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self.processes, self._say, self._clock = processes, say, clock
-        self._kept: dict[str, tuple[Sequence[str], int | None, Backoff]] = {}
+        self._kept: dict[str, tuple[Command, int | None, Backoff]] = {}
 
-    def keep(self, name: str, command: Sequence[str], port: int | None = None,
+    def keep(self, name: str, command: Command, port: int | None = None,
              tries: int | None = None) -> None:
         """Start a process and keep it running; with ``port``, return when it listens there."""
-        self.processes.start(name, command)
+        self._start(name, command)
         backoff = Backoff(tries)
         backoff.started(self._clock())
         self._kept[name] = command, port, backoff
@@ -72,10 +73,13 @@ class Supervisor:
                 self._ended(name, backoff, status, now)
             elif now >= backoff.due:
                 backoff.started(now)
-                self.processes.start(name, command)
+                self._start(name, command)
                 if port is None or self.processes.listens(name, port):
                     again.append(name)
         return again
+
+    def _start(self, name: str, command: Command) -> None:
+        self.processes.start(name, command() if callable(command) else command)
 
     def _ended(self, name: str, backoff: Backoff, status: int, now: float) -> None:
         log = self.processes.log(name)

@@ -10,7 +10,8 @@ Files are written in the background, and recent ones are kept in memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from typing import Any, Self
 
 from tapfl.blocks import BlockState
 from tapfl.engine.cache import WriteBehind
-from tapfl.engine.files import Label, read_state, write_state
+from tapfl.engine.files import Label, read_state, replacing, write_state
 from tapfl.errors import TapflError
 from tapfl.federated.context import Kept
 from tapfl.methods import folder_name
@@ -27,6 +28,7 @@ from tapfl.tasks import check_name
 # The files that belong to a round: owner, client -> version, checksum. A checkpoint lists them.
 Listing = list[tuple[str, str, int, str]]
 Key = tuple[str, str]
+Files = Mapping[str, tuple[int, str]]  # of a client: by owner, the version and its checksum
 
 
 class ClientStore:
@@ -103,6 +105,27 @@ class ClientStore:
         """Return when all that was saved is on disk."""
         self._files.flush()
 
+    # What another run's clients kept
+
+    def kept(self, owner: str, client: str) -> Listing:
+        """Return all that is on disk of a client's state."""
+        labels = [Label(owner, client, v) for v in sorted(self._versions((owner, client)))]
+        return [(owner, client, label.round, read_state(self._path(label), label)[2])
+                for label in labels]
+
+    def take(self, other: Path, listed: Iterable[Sequence[Any]]) -> Listing:
+        """Copy the listed files of another store's folder, bit for bit; return the listing."""
+        source, taken = ClientStore(other), []
+        for owner, client, version, digest in listed:
+            label = Label(owner, client, version)
+            fault = source._fault(label, digest)
+            if fault is not None:
+                raise TapflError(f"start: {fault}")
+            with replacing(self._path(label)) as temporary:
+                shutil.copyfile(source._path(label), temporary)
+            taken.append((owner, client, version, digest))
+        return taken
+
     # What a checkpoint lists
 
     def listing(self, as_of: int) -> Listing:
@@ -147,6 +170,42 @@ class ClientStore:
             return str(error)
         return None if found == digest else f"{path}: not the file that the checkpoint lists"
 
+    # Several processes at work in one folder: each is told which files count
+
+    def newest(self, client: str, owners: Iterable[str], as_of: int) -> Files:
+        """Return the newest files of a client, by owner; they have been written, or adopted."""
+        found = {}
+        for owner in owners:
+            versions = self._known.get((owner, client), {})
+            past = [version for version in versions if version <= as_of]
+            if past:
+                found[owner] = (max(past), versions[max(past)])
+        return found
+
+    def adopt(self, client: str, owners: Iterable[str], files: Files) -> None:
+        """Take these files of a client for the truth, whatever else lies there."""
+        for owner in owners:
+            versions: dict[int, str] = {}
+            if owner in files:
+                version, digest = files[owner]
+                versions = {v: "" for v in self._there((owner, client)) if v < version}
+                versions[version] = digest
+            self._known[owner, client] = versions
+
+    def note(self, client: str, files: Files) -> None:
+        """Remember that another process wrote these; a client's two newest versions count."""
+        for owner, (version, digest) in files.items():
+            versions = self._known.setdefault((owner, client), {})
+            versions[version] = digest
+            for old in sorted(versions)[:-2]:
+                del versions[old]
+
+    def release(self, client: str, owners: Iterable[str]) -> None:
+        """Forget a client, in memory too: another process may serve it next."""
+        for owner in owners:
+            versions = self._known.pop((owner, client), {})
+            self._files.forget(self._path(Label(owner, client, v)) for v in versions)
+
     # Files
 
     def _write(self, path: Path, label: Label, state: BlockState,
@@ -162,6 +221,10 @@ class ClientStore:
 
     def _versions(self, key: Key) -> dict[int, str]:
         if key not in self._known:
-            files = [] if self._complete else self._folder(key).glob("*.safetensors")
-            self._known[key] = {int(p.stem): "" for p in files if p.stem.isdigit()}
+            self._known[key] = {} if self._complete else dict.fromkeys(self._there(key), "")
         return self._known[key]
+
+    def _there(self, key: Key) -> list[int]:
+        """Return the versions that are on disk."""
+        return [int(path.stem) for path in self._folder(key).glob("*.safetensors")
+                if path.stem.isdigit()]

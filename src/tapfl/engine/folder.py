@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from filelock import FileLock, Timeout
 
@@ -15,8 +17,9 @@ from tapfl.engine.record import FILE
 from tapfl.errors import TapflError
 
 LOCK = ".lock"
+WORKERS = ".workers"  # locked by every worker process of the run together
 MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores", "samples",
-        "labels.json", "verdict.csv")  # what a run writes
+        "labels.json", "verdict.csv", "leave.json")  # what a run writes
 
 
 class RunFolder:
@@ -42,6 +45,8 @@ class RunFolder:
             self._lock.acquire()
         try:
             with self._usable():
+                if (self.path / WORKERS).exists():  # those of a server that was killed end soon
+                    nobody_at_work(self.path)
                 self._check()
         except BaseException:
             self._leave()
@@ -55,7 +60,7 @@ class RunFolder:
             raise TapflError(f"{self.path} already holds a run: continue it with --resume, "
                              "or choose another --out")
         # What a crash left of a start counts for nothing; a deployment has its own files here.
-        own = {LOCK, f".{FILE}.partial", "deploy"}
+        own = {LOCK, WORKERS, f".{FILE}.partial", "deploy"}
         if self.is_new and any(p.name not in own for p in self.path.iterdir()):
             raise TapflError(f"{self.path} is in the way: it is no run and not empty")
 
@@ -87,7 +92,32 @@ class RunFolder:
         self._lock.release()
         if self._made:
             with contextlib.suppress(OSError):
+                if [path.name for path in self.path.iterdir()] == [WORKERS]:
+                    (self.path / WORKERS).unlink()
                 self.path.rmdir()
+
+
+def work_beside(folder: Path) -> IO[bytes]:
+    """Say that a worker of the run writes into its folder: while the returned file is open."""
+    file = (folder / WORKERS).open("ab")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def nobody_at_work(folder: Path, patience: float = 60.0) -> None:
+    """Return when no worker writes there any more."""
+    path, until = folder / WORKERS, time.monotonic() + patience
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise TapflError(f"{folder}: workers of another process are still at work here "
+                                     f"after {patience:g} s") from None
+                time.sleep(0.05)
+        path.unlink(missing_ok=True)
 
 
 def drop_models(folder: Path) -> None:

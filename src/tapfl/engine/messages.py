@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from tapfl.blocks import BlockState
@@ -102,3 +103,9 @@ class Clients(Protocol):
     def check(self, listed: Sequence[Any]) -> str | None:
         """Say what is wrong with what a checkpoint lists, if anything is; else go on from it."""
 
+    def adopt(self, folder: Path, listed: Sequence[Any] | None,
+              clients: Sequence[str]) -> list[Any]:
+        """Take over what these clients kept in another run; return what a checkpoint lists of it.
+
+        ``folder`` is the other federated run's, ``listed`` what its checkpoint lists, if anything.
+        """

@@ -9,6 +9,7 @@ import json
 import platform
 import resource
 import sys
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -23,6 +24,7 @@ from tapfl import __version__
 from tapfl.config import MAX_THREADS, CheckpointConfig, Config, SpeedConfig
 from tapfl.data.federation import FederationFile
 from tapfl.engine.files import write_json
+from tapfl.engine.promise import Promise
 from tapfl.errors import TapflError
 from tapfl.events import RowsDropped
 from tapfl.reading import check
@@ -30,7 +32,9 @@ from tapfl.reading import check
 FILE = "run.json"
 FORMAT = 2
 MAX_BYTES = 64 << 20
-RESULT_ROOMS = ("kernels", "data", "model", "federated", "personal", "evaluation", "engine")
+ELSEWHERE = "on the clients' machines"  # where a server's record says that data are
+RESULT_ROOMS = ("kernels", "privacy", "data", "model", "federated", "personal", "evaluation",
+                "engine")
 
 
 class Times(BaseModel):
@@ -57,18 +61,46 @@ class Times(BaseModel):
                        for method in sorted(methods)})
 
 
+class StartedModel(BaseModel):
+    """The W that a federated run went on from: after which round, and its checksum."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    round: int
+    sha256: str
+
+
+class Started(BaseModel):
+    """What a run went on from: the other run's ``id``, and which ``clients`` it knew.
+
+    ``taken`` says, on a node, that its clients' earlier state has been copied.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    run: str
+    clients: list[str]
+    models: dict[str, StartedModel] = {}
+    taken: bool = False
+
+
 class RunRecord(BaseModel):
     """The record of a run.
 
     ``models`` says which method's model ``predict`` takes by default, ``shared`` which federated
     runs end with one model for all clients. ``data`` says where each task's samples come from,
-    ``dropped`` which rows could not be used. ``times`` are those of each federated run. ``began``
-    is set while a process is at work.
+    ``dropped`` which rows could not be used. ``times`` are those of each federated run,
+    ``privacy`` what its noise promised. ``began`` is set while a process is at work. ``id`` tells
+    runs apart: on a node it is that of the server's run. ``left`` says since which round each
+    federated run did without a client.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
 
     format: int = FORMAT
+    id: str = ""
+    start: Started | None = None
+    left: dict[str, dict[str, int]] = {}
     config: Config
     seed: int
     threads: int = Field(ge=1, le=MAX_THREADS)
@@ -92,6 +124,7 @@ class RunRecord(BaseModel):
     parameters: dict[str, Any]
     memory: dict[str, int] = {}
     times: dict[str, Times] = {}
+    privacy: dict[str, Promise] = {}
 
     def save(self, folder: Path) -> None:
         """Write run.json."""
@@ -112,6 +145,11 @@ def read_record(folder: Path, resume: bool = False) -> RunRecord:
         raise TapflError(f"{path}: made by another version of tapfl (format {number}, expected "
                          f"{FORMAT})")
     return check(RunRecord, values, str(path))
+
+
+def run_id(folder: Path) -> str:
+    """Return the id of the run in a folder, or a new one for a run to come."""
+    return read_record(folder).id if (folder / FILE).is_file() else uuid.uuid4().hex
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -10,14 +10,16 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Member
 from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.messages import (
@@ -36,6 +38,7 @@ from tapfl.errors import TapflError
 from tapfl.events import (
     ClientFinished,
     Event,
+    Left,
     Logged,
     Message,
     Missing,
@@ -52,7 +55,8 @@ class Rounds:
     """One federated run, seen from the server.
 
     ``exchanged`` says which blocks travel to and from a member; ``final`` is the folder for what
-    clients report in the end. Events go to the ``log`` first, then to ``notify``.
+    clients report in the end. Events go to the ``log`` first, then to ``notify``. ``departures``
+    says who has left.
     """
 
     name: str
@@ -65,8 +69,10 @@ class Rounds:
     log: EventLog
     final: Path
     notify: Subscriber
+    departures: Departures
     times: Times | None = field(default=None, init=False)  # when all is over
     _done: int = field(default=-1, init=False)  # the last complete round
+    _places: dict[str, int] = field(default_factory=dict, init=False)  # of members that left
     _awaited: dict[str, list[int]] = field(default_factory=dict, init=False)  # reports to come
 
     def __post_init__(self) -> None:
@@ -81,7 +87,8 @@ class Rounds:
         train = self.config.train
         if resume:
             self._restore()
-        self.notify(RunStarted(self.name, train.rounds, self._done + 1, len(self.members)))
+        there = len(self.members) - len(self._absent(self._done + 1))
+        self.notify(RunStarted(self.name, train.rounds, self._done + 1, there))
         try:
             for round_ in range(self._done + 1, train.rounds):
                 self.round(round_)
@@ -97,8 +104,8 @@ class Rounds:
     def round(self, round_: int) -> None:
         """Run one round."""
         started = time.perf_counter()
-        # 1. The cohort; each member gets the blocks it exchanges.
-        cohort = [self.members[i] for i in self.server.cohort(round_)]
+        # 1. The cohort, of those that have not left; each member gets the blocks it exchanges.
+        cohort = [self.members[i] for i in self.server.cohort(round_, self._absent(round_))]
         sent = ((member, self.server.send(self.exchanged(member))) for member in cohort)
         answers = self.clients.ask(self._ask("train", round_), sent)
         # 2. Updates are checked and averaged in the roster's order, whenever they come.
@@ -113,6 +120,7 @@ class Rounds:
         contributors = self.server.aggregate()
         # 3. What happened, client by client: written down, then shown.
         happened = [event for member in cohort for event in events[member.id]]
+        happened += self._left(round_)
         happened.append(RoundEnded(
             self.name, round_, [member.id for member in cohort], self.config.train.rate(round_),
             {task: sum(values) / len(values) for task, values in losses.items()}, **traffic,
@@ -123,6 +131,16 @@ class Rounds:
         self._complete(round_)
         for event in happened:
             self.notify(event)
+
+    def _absent(self, round_: int) -> set[int]:
+        """Return the places of the members that have left."""
+        gone = self.departures.gone(round_)
+        if gone - set(self._places):  # members are built on access: look through them once
+            self._places |= {m.id: m.index for m in self.members if m.id in gone}
+        return {self._places[client] for client in gone if client in self._places}
+
+    def _left(self, round_: int) -> list[Event]:
+        return [Left(self.name, round_, client) for client in self.departures.just_left(round_)]
 
     def _ask(self, kind: Kind, round_: int) -> Ask:
         return Ask(kind, round_, self.checkpoints.rounds, self._awaited)
@@ -179,6 +197,13 @@ class Rounds:
                 "settings": self._settings, "events": position, "norms": norms, "awaited": awaited,
                 "clients": self.clients.settle(round_)})
 
+    def begin_after(self, round_: int, blocks: BlockState, norms: Mapping[str, Any],
+                    listed: Sequence[Any]) -> None:
+        """Write down where another run ended, as this run's own checkpoint to go on from."""
+        self.checkpoints.write(round_, blocks, {
+            "settings": self._settings, "events": self.log.position(), "norms": norms,
+            "awaited": {}, "clients": listed})
+
     def _restore(self) -> None:
         """Go back to the newest checkpoint that is whole, with all that belongs to it."""
         faults = []
@@ -215,12 +240,14 @@ class Rounds:
 
     def finish(self) -> list[Row]:
         """Let every client make and evaluate its final models; each client is a checkpoint."""
-        rounds, total = self.config.train.rounds, len(self.members)
-        records = [self._finished(member) for member in self.members]
-        missing = [m for m, record in zip(self.members, records, strict=True) if record is None]
+        rounds = self.config.train.rounds
+        absent = self._absent(rounds)  # who left has no part in this
+        members = [member for member in self.members if member.index not in absent]
+        total, place = len(members), {member.id: place for place, member in enumerate(members)}
+        records = [self._finished(member) for member in members]
+        missing = [m for m, record in zip(members, records, strict=True) if record is None]
         sent = ((member, self.server.send(self.exchanged(member))) for member in missing)
         done = total - len(missing)
-        index = {member.id: member.index for member in missing}
         reports: dict[str, list[Event]] = {}
         reasons: dict[str, str] = {}
         for answer in self.clients.ask(self._ask("finish", rounds), sent):
@@ -238,17 +265,18 @@ class Rounds:
                                   if isinstance(e, Logged)],
                       "events": [e.record() for e in answer.events if isinstance(e, Logged)]}
             write_checked_json(self.final / f"{answer.client}.json", record)
-            records[index[answer.client]] = record
+            records[place[answer.client]] = record
             done += 1
             self.notify(ClientFinished(answer.client, done, total))
         lost = [f"{m.id} ({reasons.get(m.id, 'no answer')})"
-                for m, r in zip(self.members, records, strict=True) if r is None]
+                for m, r in zip(members, records, strict=True) if r is None]
         if lost:
             raise TapflError(f"{self.name}: no final models from {', '.join(lost[:5])}"
                              f"{' …' if len(lost) > 5 else ''}; continue with --resume")
         whole = [record for record in records if record is not None]
         self.log.arrange(event for record in whole for event in record.get("reports", ()))
-        self.log.replay(event for record in whole for event in record["events"])
+        late = [event.record() for event in self._left(rounds) if isinstance(event, Logged)]
+        self.log.replay([*late, *(event for record in whole for event in record["events"])])
         self.times = Times.of(self.log.seconds(), [record["seconds"] for record in whole])
         return [row for record in whole for row in record["rows"]]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import hashlib
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ import torch
 from tapfl.config import Config
 from tapfl.data.federation import load_federation
 from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
 from tapfl.engine.messages import Clients, Row
+from tapfl.engine.promise import expected_contributors, in_words, promise, together
 from tapfl.engine.record import (
     RunRecord,
     check_unchanged,
@@ -30,13 +34,16 @@ from tapfl.engine.registry import Plan, plan
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.site import Here, MakeSite
+from tapfl.engine.start import Start, started
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.events import ClientFinished, Event, Message, RoundEnded, Subscriber, nobody
+from tapfl.federated.aggregation import find_aggregation
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.server import Server
 from tapfl.methods import folder_name, names_own_code
 from tapfl.model.summary import parameters
+from tapfl.privacy.accountant import accounting
 
 
 def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
@@ -55,6 +62,8 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         raise TapflError(f"{out}: the run has methods of your own; name the folder that they are "
                          "imported from with --modules DIR")
     plans = plan(config, modules, installed=not resume)
+    if any(each.config.privacy.mode != "none" for each in plans):
+        accounting()  # it is missed now rather than in the end
     with RunFolder(out, resume) as folder:
         record = None if folder.is_new else _continued(out, config)
         if record and record.finished and (out / "results.csv").is_file():
@@ -76,7 +85,14 @@ class _Run:
         self.out, self.notify, self.make_site = folder.path, notify, site
         self.started, self.began = time.perf_counter(), time.time()
         self.resumed, self._under_way = record is not None, False
+        if record is None and config.start is not None:
+            self._origin.inherit()
         self.record = self._start(record)
+
+    @functools.cached_property
+    def _origin(self) -> Start:
+        """The run that this one goes on from; once it has, nobody asks for it again."""
+        return Start(self.config, self.out)
 
     def run(self) -> list[Row]:
         """Run every plan; write the results."""
@@ -117,7 +133,10 @@ class _Run:
             "config": self.config, "began": self.began,
             "federation_sha256": federation_digest(self.config)}
         if before is None:
-            record = RunRecord(threads=torch.get_num_threads(), **facts)
+            if self.config.start is not None:
+                self._origin.origin.check(self.config, facts["federation"], facts["classes"])
+            record = RunRecord(threads=torch.get_num_threads(),
+                               start=started(self.config, self.out), **facts)
         else:
             _compare(self.out, before, facts)
             record = before.model_copy(update=facts)
@@ -131,9 +150,14 @@ class _Run:
         with contextlib.closing(log), self.site.open(each, folder) as (method, clients):
             self._record_method(each.name, method)
             rounds = self._rounds(each, folder, method, clients, log)
-            rows = rounds.run(resume=self.resumed)
+            goes_on = self._goes_on(each, method, rounds)
+            rows = rounds.run(resume=self.resumed or goes_on)
+            if each.config.privacy.mode != "none":
+                self._promise(each, method, log.cohorts())
             if rounds.times is not None:
                 self.record.times[each.name] = rounds.times
+            for client, since in rounds.departures.since.items():
+                self.record.left.setdefault(client, {})[each.name] = since
             exchanges = any(method.exchanged(m) for m in self.site.kinds)
             if exchanges and self.config.checkpoint.models:
                 write_state(self.out / "models" / folder_name(each.name) / "server.safetensors",
@@ -141,12 +165,25 @@ class _Run:
                             {})
             return rows
 
+    def _goes_on(self, each: Plan, method: FederatedMethod, rounds: Rounds) -> bool:
+        """Return whether a federated run goes on from another run's state; if so, take that."""
+        if self.record.start is None or rounds.checkpoints.newest >= 0:
+            return False
+        model = self._origin.begin(each, method, rounds)
+        if model is not None:
+            self.record.start.models[each.name] = model
+            self.record.save(self.out)
+        return model is not None
+
     def _rounds(self, each: Plan, folder: Path, method: FederatedMethod, clients: Clients,
                 log: EventLog) -> Rounds:
         config, members = each.config, self.site.members
+        expected = expected_contributors(members, method.exchanged, config.train.cohort)
         server = Server(method.initial, len(members), config.train.cohort, config.seed,
                         max_update_norm=config.federation.max_update_norm,
-                        max_samples=config.federation.max_samples)
+                        max_samples=config.federation.max_samples,
+                        aggregation=find_aggregation(config, expected),
+                        secret=config.privacy.secret_cohort)
 
         def notify(event: Event) -> None:
             self._under_way = True
@@ -155,7 +192,20 @@ class _Run:
             self.notify(event)
 
         return Rounds(each.name, config, members, server, method.exchanged, clients,
-                      Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify)
+                      Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify,
+                      Departures(self.out, folder))
+
+    def _promise(self, each: Plan, method: FederatedMethod,
+                 cohorts: Sequence[Sequence[str]]) -> None:
+        """Record what the noise promised, in this federated run and in all so far."""
+        privacy = self.record.privacy
+        privacy[each.name] = promise(each.config, self.site.members, method.exchanged, cohorts)
+        self.notify(Message(f"privacy: {in_words(each.name, privacy[each.name])}"))
+        if len(privacy) > 1:
+            delta = each.config.privacy.delta
+            self.notify(Message("privacy: all federated runs on these data together: epsilon "
+                                f"{together(privacy, delta) or math.inf:.3g} at delta {delta:g}"))
+        self.record.save(self.out)
 
     def _record_method(self, name: str, method: FederatedMethod) -> None:
         """Record the blocks that a method has beside the common ones, as FedDAT's adapters."""

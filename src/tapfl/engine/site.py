@@ -15,7 +15,7 @@ from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.inprocess import InProcess
 from tapfl.engine.labels import write_labels
 from tapfl.engine.messages import Clients
-from tapfl.engine.record import dropped, environment
+from tapfl.engine.record import dropped, environment, run_id
 from tapfl.engine.registry import Plan, default_models
 from tapfl.engine.sample_choice import SampleChoice
 from tapfl.engine.worker import Worker
@@ -86,6 +86,7 @@ class Here:
         """Return what belongs into run.json before the first round."""
         experiment = self.experiment
         return model_facts(experiment.context, plans, self.device) | {
+            "id": run_id(self.out),
             "clients": len(experiment.federation), "federation": experiment.federation.file,
             "data": experiment.sources(), "data_sha256": experiment.digests(),
             "classes": experiment.classes(), "metrics": experiment.metrics(self.evaluator),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,7 @@ from tapfl.evaluation.predictions import Predictions, Watch
 from tapfl.events import Diverged, Event
 from tapfl.federated.context import Losses
 from tapfl.personal.personalizer import Personalizer
+from tapfl.privacy.mechanism import private_update
 
 if TYPE_CHECKING:
     from tapfl.engine.worker import Worker
@@ -76,8 +78,19 @@ class ClientTurn:
             before = BlockState({n: received[n] if n in received else private[n] for n in owned},
                                 method.initial.shapes)
             self._trained = before, trained, losses
-        return Update(client.id, trained.subset(exchanged), client.samples, losses, fault,
-                      self._not_finite(round_, losses))
+        update = Update(client.id, trained.subset(exchanged), client.samples, losses, fault,
+                        self._not_finite(round_, losses))
+        return self._hidden(update, received)
+
+    def _hidden(self, update: Update, received: BlockState) -> Update:
+        """Return what leaves the client: with local privacy, clipped blocks with noise alone."""
+        privacy = self.plan.config.privacy
+        if privacy.mode != "local":
+            return update
+        # An update that does not count says nothing: the blocks go back as they came.
+        blocks = received.subset(update.blocks) if update.fault else private_update(
+            update.blocks, received, privacy.clip, privacy.noise)
+        return dataclasses.replace(update, blocks=blocks, losses={}, events=())
 
     def personalize(self, round_: int) -> list[Event]:
         """Let the personal models see W, which they leave alone; return what happened to them."""
@@ -114,7 +127,11 @@ class ClientTurn:
     def _private(self, as_of: int) -> BlockState:
         """Return the client's private blocks: as it last saved them, or as they start."""
         kept = self.worker.store.load(self.plan.name, self.client.id, as_of)
-        return kept[0] if kept else self.method.initial.subset(self.method.private(self.client))
+        names = self.method.private(self.client)
+        if kept and set(kept[0]) == set(names):
+            return kept[0]
+        fresh = self.method.initial.subset(names)  # a client may have got a task since
+        return BlockState({**fresh, **(kept[0] if kept else {})}, fresh.shapes)
 
     def _not_finite(self, round_: int, losses: Losses) -> list[Event]:
         tasks = [task for task, loss in losses.items() if not math.isfinite(loss)]

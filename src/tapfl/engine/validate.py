@@ -10,6 +10,7 @@ from tapfl.data.federation import client_count, load_federation, taking_part
 from tapfl.engine.build import build
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.registry import plan
+from tapfl.engine.start import Start
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Subscriber, nobody
@@ -32,6 +33,10 @@ def validate(config: Config, modules: Path | None = None, *, config_only: bool =
                 worker = Worker(each, experiment.context, ClientStore(Path(folder)), evaluator,
                                 Path(folder))
                 worker.check(experiment.kinds)
+    if config.start is not None:
+        start = Start(config, Path())
+        start.origin.check(config, taking_part(file, config.federation), {})
+        start.check(plans)
     clients = client_count(file, config.federation)
     tasks = len(taking_part(file, config.federation).tasks)
     return (f"{len(config.methods)} methods in {len(plans)} federated run(s), {clients} clients, "

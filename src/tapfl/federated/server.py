@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+import secrets
 import statistics
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from tapfl.blocks import BlockAverage, BlockState
+from tapfl.blocks import BlockState
 from tapfl.config import SAMPLES
+from tapfl.federated.aggregation import Aggregation, Mean
 
 WINDOW = 20  # accepted updates of a block whose norms the bound remembers
 ENOUGH = 3  # of these, before a median says anything
@@ -19,50 +21,63 @@ SHARE = 0.25  # of the largest number: a difference of two such values is finite
 
 
 class Server:
-    """Holds W. Memory does not grow with the cohort: updates go into one running mean."""
+    """Holds W.
+
+    ``aggregation`` makes what puts a round's updates together. A ``secret`` cohort follows from
+    nothing that anybody knows.
+    """
 
     def __init__(self, blocks: BlockState, clients: int, cohort: int, seed: int, *,
                  max_update_norm: float | str | None = None,
-                 max_samples: int = SAMPLES) -> None:
-        self.blocks = blocks
+                 max_samples: int = SAMPLES, aggregation: Callable[[], Aggregation] = Mean,
+                 secret: bool = False) -> None:
+        self.blocks, self._new_aggregation, self._secret = blocks, aggregation, secret
         self.clients, self.cohort_size, self.seed = clients, min(cohort, clients), seed
         self.bound, self.max_samples = NormBound(max_update_norm), max_samples
         self._open()
 
     def _open(self) -> None:
-        self._mean = BlockAverage()
+        self._updates = self._new_aggregation()
+        self._asked = Counter[str]()
         self.contributors: dict[str, list[str]] = {}
         self.bytes_up = self.bytes_down = 0
 
-    def cohort(self, round_: int) -> list[int]:
-        """Return the round's clients, in order; it depends on the seed and the round alone."""
-        drawn = random.Random(f"{self.seed}/cohort/{round_}")
-        return sorted(drawn.sample(range(self.clients), self.cohort_size))
+    def cohort(self, round_: int, absent: Collection[int] = ()) -> list[int]:
+        """Return the round's clients, in order.
+
+        They depend on the seed, the round and who is absent alone, unless they are secret.
+        """
+        drawn = (secrets.SystemRandom() if self._secret
+                 else random.Random(f"{self.seed}/cohort/{round_}"))
+        there = [i for i in range(self.clients) if i not in absent] if absent else range(
+            self.clients)
+        return sorted(drawn.sample(there, min(self.cohort_size, len(there))))
 
     def send(self, names: Sequence[str]) -> BlockState:
         """Return the blocks that a client owns."""
         state = self.blocks.subset(names)
+        self._asked.update(names)
         self.bytes_down += state.nbytes
         return state
 
     def receive(self, client: str, owned: Sequence[str], update: BlockState,
                 samples: int) -> str | None:
-        """Count a client's update in, weighted by its data; return why it was refused, if it was.
+        """Count a client's update in; return why it was refused, if it was.
 
         An update counts whole or not at all.
         """
         self.bytes_up += update.nbytes
         fault = self._fault(owned, update, samples)
         if fault is None:
-            self._mean.add(update, samples)
+            self._updates.add(update, samples, self.blocks)
             for name in update:
                 self.contributors.setdefault(name, []).append(client)
         return fault
 
     def aggregate(self) -> Mapping[str, list[str]]:
-        """Close the round: replace every block that somebody sent; return who contributed."""
-        mean = self._mean.result()
-        self.blocks = BlockState({**self.blocks, **mean}, {**self.blocks.shapes, **mean.shapes})
+        """Close the round: replace the blocks that change; return who contributed."""
+        new = self._updates.result(self.blocks, self._asked)
+        self.blocks = BlockState({**self.blocks, **new}, {**self.blocks.shapes, **new.shapes})
         contributors = self.contributors
         self._open()
         return contributors

@@ -44,8 +44,7 @@ class Beside(Personalizer):
                        trained: BlockState, losses: Losses) -> None:
         """Train one round."""
         train = self.context.config.train
-        start = self.method.initial.subset(self.method.owned(client))
-        own, notes = self._kept(client, round_, start)
+        own, notes = self._kept(client, round_, self.first(client, received))
         own, notes, seen = self._train(client, own, self.step(received, trained, notes),
                                        train.local_steps, train.rate(round_), round_, "personal")
         if not self.diverged(client, round_, self.model(own, notes, trained), seen):
@@ -66,7 +65,12 @@ class Beside(Personalizer):
 
     def _kept(self, client: Client, before: int, start: BlockState) -> tuple[BlockState, Notes]:
         kept = self.load(client, before)
-        return (kept[0].to(self.context.device), kept[1]) if kept else (start, {})
+        if kept is None:
+            return start, {}
+        own = kept[0].to(self.context.device)
+        if len(own) < len(start):  # the client has got a task since
+            own = BlockState({**start, **own}, start.shapes)
+        return own, kept[1]
 
     def _train(self, client: Client, own: BlockState, step: Step, steps: int, lr: float,
                round_: int, role: str) -> tuple[BlockState, Notes, Losses]:

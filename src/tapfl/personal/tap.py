@@ -43,7 +43,7 @@ class Tap(Personalizer):
     def after_training(self, client: Client, round_: int, received: BlockState,
                        trained: BlockState, losses: Losses) -> None:
         """Update h^(l), replace what W does better by the margin, train X, update h^(p)."""
-        personal, federated_history, personal_history = self._load(client, round_)
+        personal, federated_history, personal_history = self._load(client, round_, received)
         new = [task for task in losses if math.isinf(federated_history[task])]
         # 1. h^(l) = l^(l) for every task seen in W's training.
         federated_history |= self._criterion(client, trained, losses)
@@ -104,7 +104,7 @@ class Tap(Personalizer):
     def after_federation(self, client: Client, final: BlockState) -> BlockState:
         """Train W for P steps; then X for P steps with W as its teacher, or as ``end`` says."""
         config, rounds = self.context.config, self.context.config.train.rounds
-        personal, federated_history, history = self._load(client, rounds)
+        personal, federated_history, history = self._load(client, rounds, final)
         case = Case(client, rounds, final, personal, federated_history, history)
         new = [task for task in client.tasks if math.isinf(federated_history[task])]
         personal, _ = self._replace(case, self._final_shares(case), new)
@@ -175,16 +175,21 @@ class Tap(Personalizer):
             losses = self.rule.held_out(client, state, losses)
         return {task: loss if math.isfinite(loss) else math.inf for task, loss in losses.items()}
 
-    def _load(self, client: Client, round_: int) -> tuple[BlockState, History, History]:
-        """Return X, h^(l) and h^(p); at first X is W's start and the histories are infinite."""
+    def _load(self, client: Client, round_: int,
+              w: BlockState) -> tuple[BlockState, History, History]:
+        """Return X, h^(l) and h^(p); at first X is W's start and the histories are infinite.
+
+        So are those of a task that the client has got since.
+        """
+        start, nothing = self.first(client, w), dict.fromkeys(client.tasks, math.inf)
         kept = self.load(client, before=round_)
         if kept is None:
-            nothing = dict.fromkeys(client.tasks, math.inf)
-            start = self.method.initial.subset(self.method.owned(client))
             return start.clone(), dict(nothing), dict(nothing)
         state, notes = kept
-        return (state.to(self.context.device), _from_json(notes["federated"]),
-                _from_json(notes["personal"]))
+        if len(state) < len(start):
+            state = BlockState({**start, **state.to(self.context.device)}, start.shapes)
+        return (state.to(self.context.device), nothing | _from_json(notes["federated"]),
+                nothing | _from_json(notes["personal"]))
 
     def _save(self, client: Client, round_: int, personal: BlockState, federated: History,
               history: History) -> None:

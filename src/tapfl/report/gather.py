@@ -14,7 +14,7 @@ from tapfl.engine.labels import TaskLabels, read_labels
 from tapfl.engine.record import FILE, RunRecord, read_record
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.methods import LOCAL
+from tapfl.methods import LOCAL, alone_among
 from tapfl.report.footprint import Footprint, footprint
 from tapfl.report.markup import counted
 from tapfl.report.runs import Run, read_runs
@@ -100,7 +100,8 @@ def _judge(runs: Sequence[Run]) -> tuple[VerdictReport | None, tuple[ClientOutco
         return None, ()
     models, known = runs[0].record.models, runs[0].methods
     personal, federated = models.get("personal"), models.get("federated")
-    others = [name for name in (LOCAL, federated) if name in known and name != personal]
+    others = [name for name in (alone_among(runs[0].record.config, known), federated)
+              if name in known and name != personal]
     if personal not in known or not others:
         return None, ()
     found = verdict([run.path for run in runs])

@@ -20,6 +20,7 @@ from tapfl.report import html_record as record
 from tapfl.report import html_results as results
 from tapfl.report import html_samples
 from tapfl.report.gather import Gathered, gather, seed_folders
+from tapfl.report.html_departures import departures
 from tapfl.report.markup import Html, counted, join, tag, text
 
 FILE = "report.html"
@@ -87,12 +88,14 @@ def sections_of(gathered: Gathered, samples: bool) -> list[Section]:
                   ("results", "Results", join([results.main_table(gathered),
                                                results.comparisons(gathered)]))]
         if gathered.verdict is not None:
-            found.append(("clients", "Who was helped, who was hurt", results.clients(gathered)))
+            found.append(("clients", "Who was helped, who was hurt",
+                          join([departures(gathered), results.clients(gathered)])))
     else:
         found.append(("progress", "Progress", record.progress(gathered)))
     found += [("learning", "Learning", learning.learning(gathered)),
               ("replacements", "Replacements", learning.replacements(gathered)),
-              ("map", "Map of the federation", join([learning.federation_map(gathered),
+              ("map", "Map of the federation", join([departures(gathered),
+                                                     learning.federation_map(gathered),
                                                      learning.blocks(gathered)]))]
     if samples:
         found.append((SAMPLES, "Samples", html_samples.samples(gathered)))

@@ -25,22 +25,30 @@ def progress(gathered: Gathered) -> Html:
     runs = federated_runs(method_specs(record.config))
     lines = []
     for run in runs:
-        done, rounds = timeline.rounds[run.name], run.config.train.rounds
-        took = timeline.seconds[run.name] / done if done else math.nan
-        left = (rounds - done) * took if done else math.nan
+        here, rounds = timeline.rounds[run.name], run.config.train.rounds
+        done = here + _before(record, run.name)
+        took = timeline.seconds[run.name] / here if here else math.nan
+        left = (rounds - done) * took if here else math.nan
         bar = tag("progress", value=float(done), max=float(rounds),
                   aria_label=f"{run.name}: {done} of {rounds} rounds")
         methods = [s.name for s in (*([run.plain] if run.plain else []), *run.personal)]
         lines.append([run.name, Cell(join([bar, f" {done} of {rounds}"]), float(done)),
-                      number(took, 2) if done else Cell("", math.nan),
-                      number(left, 0) if done else Cell("", math.nan), ", ".join(methods)])
-    over = all(timeline.rounds[run.name] >= run.config.train.rounds for run in runs)
+                      number(took, 2) if here else Cell("", math.nan),
+                      number(left, 0) if here else Cell("", math.nan), ", ".join(methods)])
+    over = all(timeline.rounds[run.name] + _before(record, run.name) >= run.config.train.rounds
+               for run in runs)
     return join([tag("p", "This run is not finished: it has no results yet."
                      + (" All rounds are over; final models are made and evaluated." if over
                         else ""), class_="verdict"),
                  table("Federated runs, one after the other", [
                      "federated run", "rounds", "seconds a round", "seconds left", "methods"],
                        lines)])
+
+
+def _before(record: RunRecord, run: str) -> int:
+    """Return how many rounds another run had behind it, from which this one goes on."""
+    models = record.start.models if record.start else {}
+    return models[run].round + 1 if run in models else 0
 
 
 def warnings(gathered: Gathered) -> Html:
@@ -132,6 +140,8 @@ def again(gathered: Gathered) -> Html:
     notes = ["Save the configuration below as config.yaml first."]
     if record.config.federation.file:
         notes.append("It names a federation file, which must be there.")
+    if record.config.start:
+        notes.append("It goes on from another run (start), which must be there.")
     return join([tag("p", " ".join(notes)),
                  tag("pre", tag("code", command(gathered)), tabindex="0"),
                  folded("Configuration", written, id_="config")])

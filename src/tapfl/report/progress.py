@@ -18,6 +18,7 @@ from tapfl.events import (
     DataPrepared,
     Diverged,
     Event,
+    Left,
     Message,
     Missing,
     PersonalLosses,
@@ -66,7 +67,7 @@ class _Counter:
     """What happened to clients since it was last asked."""
 
     WORDS = ((Replacement, "replaced"), (Refused, "refused"), (Missing, "missing"),
-             (Diverged, "diverged"))
+             (Diverged, "diverged"), (Left, "left"))
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}

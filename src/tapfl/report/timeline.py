@@ -14,6 +14,7 @@ from tapfl.errors import TapflError
 from tapfl.events import (
     Curve,
     Diverged,
+    Left,
     Missing,
     PersonalLosses,
     Refused,
@@ -39,6 +40,16 @@ class Incident:
     reason: str
 
 
+@dataclass(frozen=True)
+class Departure:
+    """A client that takes no part in a federated run from a round on."""
+
+    seed: int
+    method: str
+    round: int
+    client: str
+
+
 @dataclass
 class Timeline:
     """Events of all seeds, by what they are about."""
@@ -53,6 +64,7 @@ class Timeline:
     averaged: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # run, block, client
     replaced_blocks: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     incidents: list[Incident] = field(default_factory=list)
+    left: list[Departure] = field(default_factory=list)
     events: int = 0
 
     def add(self, event: Mapping[str, Any], seed: int) -> None:
@@ -72,6 +84,8 @@ class Timeline:
             self.replacements.setdefault((method, task), Counter())[round_] += 1
             self.replaced[method, client, task] += 1
             self.replaced_blocks.update((method, str(b), client) for b in event["blocks"])
+        elif kind == Left.kind:
+            self.left.append(Departure(seed, method, round_, str(event["client"])))
         elif kind in INCIDENTS:
             self.incidents.append(Incident(seed, kind, method, round_, str(event["client"]),
                                            str(event["reason"])))

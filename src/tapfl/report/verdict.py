@@ -30,7 +30,7 @@ from tapfl.evaluation.bootstrap import (
 )
 from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, METRIC_ORDER, metric_kind
 from tapfl.evaluation.significance import ALPHA, Paired, holm, paired, student_quantile
-from tapfl.methods import LOCAL
+from tapfl.methods import alone_among
 from tapfl.report.runs import Run, read_runs
 
 Outcome = Literal["helped", "hurt", "not told apart"]
@@ -121,7 +121,8 @@ def verdict(folders: Sequence[Path], method: str | None = None, against: Sequenc
     for name, option in ((method, "--method"), *((name, "--against") for name in against)):
         if name not in known:
             raise TapflError(f"{option}: the run has no '{name}'" + nearest(name, known))
-    usual = [name for name in (LOCAL, models.get("federated")) if name in known]
+    usual = [name for name in (alone_among(runs[0].record.config, known),
+                               models.get("federated")) if name in known]
     others = [name for name in dict.fromkeys([*usual, *against]) if name and name != method]
     if not others:
         raise TapflError(f"{folders[0]}: nothing to compare '{method}' with; name a method with "

@@ -8,6 +8,7 @@ from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Member
 from tapfl.engine.checkpoints import Checkpoints
+from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.flower.elsewhere import Remote
 from tapfl.engine.flower.frames import pack, unpack
@@ -125,9 +126,10 @@ class Fakes:
         self.server = Server(ZERO, 4, cohort, 42)
         self.rounds = Rounds(
             "fedavg", config, MEMBERS, self.server, METHOD.exchanged,
-            Remote(PLAN, METHOD, self.nodes, compression),
+            Remote(PLAN, METHOD, self.nodes, compression, ""),
             Checkpoints(folder / "checkpoints", "fedavg"),
-            EventLog(folder / "events.jsonl", folder / "segment.jsonl"), folder / "final", notify)
+            EventLog(folder / "events.jsonl", folder / "segment.jsonl"), folder / "final", notify,
+            Departures(folder, folder))
 
     @property
     def texts(self):

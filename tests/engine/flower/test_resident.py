@@ -326,7 +326,7 @@ def refusal(resident, data):
 
 
 def ask(resident, **changes):
-    worker = resident._open("fedper")
+    worker = resident.open("fedper")
     client = resident.here.experiment.federation.find("news")
     blocks = worker.method.initial.subset(worker.method.exchanged(client))
     values = {"kind": "train", "run": "fedper", "client": "news", "round": 0, "kept": []} | changes
@@ -358,7 +358,7 @@ def test_other_blocks_than_its_own_are_refused(resident):
     whole = ask(resident)
     header, body = unpack(whole)
     assert "cannot be read" in refusal(resident, pack(header, body[:-1]))
-    worker = resident._open("fedper")
+    worker = resident.open("fedper")
     wrong = worker.method.initial.subset(["decoder/agnews"])
     asked = Asked(**{**header, "compression": "none"})
     assert "block 'decoder/agnews' is none" in refusal(resident, ask_frame(asked, wrong))

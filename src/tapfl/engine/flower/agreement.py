@@ -6,7 +6,7 @@ import functools
 import hashlib
 from pathlib import Path
 
-from tapfl.config import Config
+from tapfl.config import NEW, Config
 from tapfl.engine.record import fixed_settings
 from tapfl.engine.run import federation_digest
 from tapfl.errors import as_tapfl_error
@@ -19,12 +19,14 @@ def agreement(config: Config) -> str:
     """Return a checksum of the settings that all must share.
 
     Where each one computes and where its files are is its own affair: the federation file counts
-    by what it says, not by where it is. Weights have a mark of their own.
+    by what it says, not by where it is. Weights have a mark of their own. That a run goes on from
+    another one counts, too; from which one is said in a hello.
     """
     fixed = fixed_settings(config)
     settings = fixed.model_copy(update={
         "federation": fixed.federation.model_copy(update={"file": None}),
-        "foundation": fixed.foundation.model_copy(update={"weights": RANDOM}), "threads": None})
+        "foundation": fixed.foundation.model_copy(update={"weights": RANDOM}),
+        "threads": None, "start": fixed.start and NEW})
     text = settings.model_dump_json(exclude_defaults=True) + federation_digest(config)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

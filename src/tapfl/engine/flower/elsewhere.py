@@ -11,9 +11,10 @@ from typing import Any
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config
-from tapfl.data.federation import Member, client_ids, load_federation, parse_id, taking_part
+from tapfl.data.federation import Member, load_federation, taking_part, tasks_of
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.departures import leavers
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
@@ -29,9 +30,10 @@ from tapfl.engine.flower.wire import (
     read_update,
 )
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
-from tapfl.engine.record import code_digest
+from tapfl.engine.record import ELSEWHERE, code_digest, run_id
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import model_facts
+from tapfl.engine.start import started
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.evaluate import Evaluator
@@ -55,13 +57,12 @@ class Elsewhere:
         self._file = load_federation(self.config.federation)
         self._part = taking_part(self._file, self.config.federation)
         self._context, self._tokenizer = build_model(self.config, self.device)
-        kinds = {entry.name: list(entry.tasks) for entry in self._part.clients}
-        groups = self.config.federation.groups
-        expected = {id_: kinds[parse_id(id_, groups)[1]]
-                    for id_ in client_ids(self._file, self.config.federation)}
+        expected = tasks_of(self._file, self.config.federation)
+        self._id = run_id(self.out)
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            weights_mark(self.config), self.patience, self.notify,
-                           code=code_digest())
+                           code=code_digest(), gone=set(leavers(self.out)) & set(expected),
+                           start=started(self.config, self.out))
         self._members = self._roster()
 
     def _roster(self) -> list[Member]:
@@ -93,8 +94,8 @@ class Elsewhere:
         """Return what a server can say: nothing of data, which stay where they are."""
         names = {name: list(entry.names) for name, entry in self._part.tasks.items() if entry.names}
         return model_facts(self._context, plans, self.device) | {
-            "clients": len(self._members), "federation": self._part, "classes": names,
-            "data": dict.fromkeys(self._part.tasks, "on the clients' machines"),
+            "id": self._id, "clients": len(self._members), "federation": self._part,
+            "classes": names, "data": dict.fromkeys(self._part.tasks, ELSEWHERE),
             "data_sha256": {}, "metrics": {}, "dropped": []}
 
     def started(self) -> None:
@@ -107,7 +108,7 @@ class Elsewhere:
         worker = Worker(plan, self._context, ClientStore(folder / "clients"),
                         Evaluator(self._tokenizer, self.config.evaluation), self.out)
         worker.check(self.kinds)
-        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression)
+        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression, self._id)
 
 
 class Lost(NoAnswer):
@@ -122,6 +123,7 @@ class Remote:
     method: FederatedMethod
     nodes: Nodes
     compression: Compression
+    id: str  # of the run
 
     def ask(self, ask: Ask, whom: Iterable[tuple[Member, BlockState]]) -> Iterator[Answer]:
         """Send each member its blocks; yield answers as they come, or why there is none."""
@@ -179,7 +181,7 @@ class Remote:
         return ask_frame(Asked(
             kind=ask.kind, run=self.plan.name, client=member.id, round=ask.round,
             kept=list(ask.kept), awaited=list(ask.awaited.get(member.id, ())),
-            compression=self.compression), blocks)
+            compression=self.compression, id=self.id), blocks)
 
     def _answers(self, ask: Ask, member: Member, node: int,
                  data: bytes | str) -> Iterator[Answer]:
@@ -239,3 +241,8 @@ class Remote:
     def check(self, listed: Sequence[Any]) -> str | None:
         """A message names the round to go on from: there is nothing to compare here."""
         return None
+
+    def adopt(self, folder: Path, listed: Sequence[Any] | None,
+              clients: Sequence[str]) -> list[Any]:
+        """Each node takes what its own clients kept from its own earlier folder."""
+        return []

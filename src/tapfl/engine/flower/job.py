@@ -136,7 +136,7 @@ def _line(event: Event) -> dict[str, Any] | None:
         return {"round": event.round, "method": event.method, "cohort": list(event.cohort),
                 "bytes_up": event.bytes_up, "bytes_down": event.bytes_down,
                 "seconds": event.seconds}
-    if isinstance(event, Logged) and event.kind in ("missing", "refused", "diverged"):
+    if isinstance(event, Logged) and event.kind in ("missing", "refused", "diverged", "left"):
         return event.record()
     return None
 
@@ -148,5 +148,5 @@ def in_words(line: Mapping[str, Any]) -> str:
     if "cohort" in line:
         return (f"{line['method']}: round {line['round'] + 1} · {' '.join(line['cohort'])} · "
                 f"{line['seconds']:.1f} s · {line['bytes_up'] / 1e6:.2f} MB up")
-    return (f"round {line['round'] + 1}: {line['client']}: {line['event']}: "
-            f"{line.get('reason', '')}")
+    reason = f": {line['reason']}" if "reason" in line else ""
+    return f"round {line['round'] + 1}: {line['client']}: {line['event']}{reason}"

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from tapfl.data.federation import Member
 from tapfl.engine.flower.frames import FrameError, one_line, pack, unpack
-from tapfl.engine.flower.wire import SLACK, Hello, read_hello
+from tapfl.engine.flower.wire import SLACK, Announced, Hello, read_hello
+from tapfl.engine.record import Started
 from tapfl.errors import TapflError
 from tapfl.events import Message, Subscriber, nobody
 
@@ -50,7 +51,10 @@ class Patience:
 
 @dataclass
 class Nodes:
-    """Who is connected. ``expected`` are the clients of the federation with their tasks."""
+    """Who is connected. ``expected`` are the clients of the federation with their tasks.
+
+    ``gone`` are those that have left. ``start`` is what the run goes on from, if anything.
+    """
 
     transport: Transport
     expected: Mapping[str, Sequence[str]]
@@ -61,6 +65,8 @@ class Nodes:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     code: str | None = None  # a checksum of the code that results depend on; None allows any
+    gone: Collection[str] = ()
+    start: Started | None = None
     samples: dict[str, int] = field(default_factory=dict, init=False)
     refused: dict[int, str] = field(default_factory=dict, init=False)
     _hosts: dict[str, int] = field(default_factory=dict, init=False)
@@ -108,7 +114,8 @@ class Nodes:
         until = self.clock() + self.patience.join
 
         def lacking() -> str | None:
-            return None if len(self._hosts) >= count else f"{count} are needed"
+            missing = len(self._missing())
+            return None if len(self._awaited) - missing >= count else f"{count} are needed"
 
         if not self._wait(lacking, until):
             raise TapflError(f"{self._who(f'{count} are needed')}; gave up after "
@@ -126,9 +133,9 @@ class Nodes:
     def gather(self) -> None:
         """Return when all clients are connected, or enough of those that were known before."""
         try:
-            self.wait(len(self.expected))
+            self.wait(len(self._awaited))
         except TapflError as error:
-            if any(client not in self.samples for client in self.expected):
+            if any(client not in self.samples for client in self._awaited):
                 raise
             self.notify(Message(f"{error}; going on without"))
             self.wait(self.patience.minimum)
@@ -149,13 +156,25 @@ class Nodes:
         return True
 
     def _who(self, what: str) -> str:
-        missing = [client for client in self.expected if client not in self._hosts]
-        return (f"{len(self._hosts)} of {len(self.expected)} clients are connected, {what}; "
+        missing, awaited = self._missing(), len(self._awaited)
+        return (f"{awaited - len(missing)} of {awaited} clients are connected, {what}; "
                 f"missing: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
 
+    @property
+    def _awaited(self) -> list[str]:
+        """The clients that have not left."""
+        return [client for client in self.expected if client not in self.gone]
+
+    def _missing(self) -> list[str]:
+        return [client for client in self._awaited if client not in self._hosts]
+
     def members(self) -> list[Member]:
-        """Return the federation's members in the roster's order; all must have joined once."""
-        return [Member(client, index, tuple(tasks), self.samples[client])
+        """Return the federation's members in the roster's order.
+
+        All must have joined once, but for those that have left: nobody asks these.
+        """
+        samples = dict.fromkeys(self.gone, 1) | self.samples
+        return [Member(client, index, tuple(tasks), samples[client])
                 for index, (client, tasks) in enumerate(self.expected.items())]
 
     def _greet(self, new: Sequence[int]) -> None:
@@ -219,7 +238,22 @@ class Nodes:
             if list(client.tasks) != list(self.expected[client.id]):
                 raise FrameError(f"client '{client.id}' has the tasks {', '.join(client.tasks)}, "
                                  f"expected {', '.join(self.expected[client.id])}")
+            self._check_start(hello, client)
             taken = self._hosts.get(client.id)
             if taken is not None:
                 self._behind[node] = taken  # it has its turn when that one is gone
                 raise FrameError(f"client '{client.id}' is already connected, by node {taken}")
+
+    def _check_start(self, hello: Hello, client: Announced) -> None:
+        """Refuse a client whose earlier state is missing, or is of another run than W."""
+        if self.start is None:
+            return
+        if client.known != (client.id in self.start.clients):
+            raise FrameError(
+                f"client '{client.id}' " + (
+                    "brings earlier state, but the server's run goes on from one without it"
+                    if client.known else "starts anew, but was in the run that the server goes on "
+                    "from; expected its node's earlier folder as start"))
+        if client.known and hello.start not in ("", self.start.run):
+            raise FrameError(f"client '{client.id}' goes on from run {hello.start}, the server "
+                             f"from {self.start.run}")

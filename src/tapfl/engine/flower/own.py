@@ -11,18 +11,23 @@ from typing import Any
 
 import torch
 
+from tapfl.config import NEW
+from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.departures import leavers
 from tapfl.engine.files import on_disk, read_checked_json, replacing, write_checked_json
 from tapfl.engine.flower.wire import records
 from tapfl.engine.folder import RunFolder
 from tapfl.engine.messages import Final, Row
-from tapfl.engine.record import RunRecord, check_unchanged, memory, read_record
+from tapfl.engine.origin import Origin
+from tapfl.engine.record import RunRecord, Started, check_unchanged, memory, read_record
 from tapfl.engine.registry import Plan
 from tapfl.engine.results import write_results
 from tapfl.engine.run import federation_digest
 from tapfl.engine.site import Here
+from tapfl.engine.start import started
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.methods import folder_name
+from tapfl.methods import federated_runs, folder_name, method_specs
 
 
 class OwnFolder:
@@ -47,7 +52,9 @@ class OwnFolder:
         facts = self._here.facts(self._plans) | {
             "config": config, "federation_sha256": federation_digest(config)}
         if new:
-            record = RunRecord(threads=torch.get_num_threads(), **facts)
+            # Its id is that of the server's run, once that has asked for something.
+            record = RunRecord(threads=torch.get_num_threads(), start=started(config, self.path),
+                               **facts | {"id": ""})
         else:
             before = read_record(self.path, resume=True)
             check_unchanged(self.path, before.config, config, "give the node another folder")
@@ -55,16 +62,48 @@ class OwnFolder:
                 if getattr(before, key) != facts[key]:
                     raise TapflError(f"{self.path}: this folder was made with other {what}")
             record = before.model_copy(update=facts)
+        if record.start is not None and not record.start.taken:
+            self._take_earlier(record.start, facts)
+            record.start.taken = True
         record.save(self.path)
         self._here.started()
         return record
+
+    def _take_earlier(self, start: Started, facts: Mapping[str, Any]) -> None:
+        """Copy what the node's clients kept in its earlier folder."""
+        config = self._here.config
+        if config.start in (None, NEW):
+            return
+        origin = Origin(Path(str(config.start)))
+        origin.check(config, facts["federation"], facts["classes"])
+        for run in federated_runs(method_specs(config)):
+            if run.name not in origin.runs:
+                continue
+            origin.check_run(run)
+            before = ClientStore(origin.folder(run.name) / "clients")
+            now = ClientStore(self.path / "state" / folder_name(run.name) / "clients")
+            for owner in (run.name, *(spec.name for spec in run.personal)):
+                for client in start.clients:
+                    now.take(before.folder, before.kept(owner, client))
+
+    @property
+    def start(self) -> Started | None:
+        """What this folder's clients went on from."""
+        return self._record.start
+
+    def belongs_to(self, run: str) -> None:
+        """Remember which run of the server's these clients take part in."""
+        if self._record.id != run:
+            self._record.id = run
+            self._record.save(self.path)
 
     def finished(self, run: str, final: Final, journal: Sequence[Mapping[str, Any]]) -> None:
         """Keep a client's results, and bring the folder's files up to date."""
         write_checked_json(self._final(run, final.client), {
             "rows": list(final.rows), "events": [*journal, *records(final.events)]})
+        gone = set(leavers(self.path))
         done = [(plan.name, member.id, self._read(plan.name, member.id))
-                for plan in self._plans for member in self._here.members]
+                for plan in self._plans for member in self._here.members if member.id not in gone]
         whole = [found for _, _, found in done if found is not None]
         names = [*self._here.config.methods, CONSTANT]
         rows: list[Row] = [row for found in whole for row in found["rows"]]

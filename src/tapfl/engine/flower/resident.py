@@ -7,9 +7,8 @@ which is a run's folder: `predict`, `export` and `report` work there without a s
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.own import OwnFolder
 from tapfl.engine.flower.told import told
+from tapfl.engine.flower.turns import Turns
 from tapfl.engine.flower.wire import (
     VERSION,
     Announced,
@@ -33,18 +33,15 @@ from tapfl.engine.flower.wire import (
     Refusal,
     ReportPart,
     final_frame,
-    read_ask,
     records,
     update_frame,
 )
 from tapfl.engine.messages import Final
 from tapfl.engine.record import code_digest
-from tapfl.engine.registry import plan
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
 from tapfl.events import Event, Message, Subscriber, nobody
-from tapfl.methods import folder_name
 from tapfl.tasks import check_name
 
 Then = Callable[[], None]
@@ -54,7 +51,7 @@ def nothing() -> None:
     """Do nothing after a reply."""
 
 
-class Resident:
+class Resident(Turns):
     """The clients of one node, between messages.
 
     ``hosted`` are their ids. ``allow`` names what may leave the node beside W's updates: keys of
@@ -64,22 +61,23 @@ class Resident:
     def __init__(self, config: Config, hosted: Sequence[str], out: Path, *, device: str = "cpu",
                  allow: Collection[str] = (), notify: Subscriber = nobody,
                  modules: Path | None = None) -> None:
-        self.config, self.allow, self._notify = config, frozenset(allow), notify
-        self._plans = {each.name: each for each in plan(config, modules)}
+        self.allow, self._notify = frozenset(allow), notify
         federation = config.federation.model_copy(update={"clients": tuple(hosted)})
-        self.here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
-        self.own = OwnFolder(out, self.here, list(self._plans.values()))
-        self._stack = contextlib.ExitStack()
-        self._worker: Worker | None = None
+        here = Here(config.model_copy(update={"federation": federation}), device, out, notify)
+        super().__init__(config, here, out, modules)
+        self.own = OwnFolder(out, here, list(self._plans.values()))
 
     def hello(self) -> Hello:
         """Return what this node says of itself."""
+        start = self.own.start
+        known = set(start.clients) if start else set()
         return Hello(
             version=VERSION, tapfl=__version__, code=code_digest(), torch=torch.__version__,
             threads=torch.get_num_threads(),
             config=agreement(self.config), weights=weights_mark(self.config),
-            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples)
-                     for m in self.here.members])
+            start=start.run if start else "",
+            clients=[Announced(id=m.id, tasks=list(m.tasks), samples=m.samples,
+                               known=m.id in known) for m in self.here.members])
 
     def answer(self, data: bytes) -> tuple[bytes, Then]:
         """Return the answer to a message, and what is to be done once it is on its way."""
@@ -90,7 +88,7 @@ class Resident:
                 return pack(self.hello().model_dump()), nothing
             if kind not in ("train", "finish"):
                 raise FrameError(f"asked for {str(kind)[:50]!r}; expected hello, train or finish")
-            with self._whole_or_not():
+            with self.whole_or_not():
                 return self._train(frame) if kind == "train" else self._finish(frame)
         except FrameError as error:  # it speaks of the server's own message
             reason = one_line(str(error))
@@ -99,33 +97,19 @@ class Resident:
             reason = told(error)
         return pack(Refusal(reason=reason).model_dump()), nothing
 
+    def read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
+        """Return who is asked, for what, and the blocks; remember whose run it is."""
+        found = super().read(frame)
+        self.own.belongs_to(found[2].id)
+        return found
+
     def close(self) -> None:
         """Have everything written."""
-        self._leave()
+        self.leave()
         self.own.close()
 
-    def _leave(self) -> None:
-        self._stack.close()
-        self._worker = None
-
-    @contextlib.contextmanager
-    def _whole_or_not(self) -> Iterator[None]:
-        """Have a turn cut short leave nothing in memory: the next one starts from what is stored.
-
-        A disk that does not take what is written says so in one line.
-        """
-        try:
-            yield
-        except BaseException as error:
-            with contextlib.suppress(Exception):  # what ended it matters more
-                self._stack.__exit__(type(error), error, error.__traceback__)
-            self._stack, self._worker = contextlib.ExitStack(), None
-            if isinstance(error, OSError):
-                raise TapflError(f"{self.own.path}: {error.strerror or error}") from None
-            raise
-
     def _train(self, frame: Frame) -> tuple[bytes, Then]:
-        worker, client, asked, received = self._read(frame)
+        worker, client, asked, received = self.read(frame)
         reports = self._reports(worker, asked)
         turn = worker.turn(client)
         update = turn.train(asked.round, received)
@@ -134,7 +118,7 @@ class Resident:
         reply = update_frame(shown, asked.round, reports, asked.compression)
 
         def then() -> None:
-            with self._whole_or_not():
+            with self.whole_or_not():
                 events = turn.personalize(asked.round)
                 worker.store.flush()
                 self._remember(worker, asked, events)
@@ -143,7 +127,7 @@ class Resident:
         return reply, then
 
     def _finish(self, frame: Frame) -> tuple[bytes, Then]:
-        worker, client, asked, received = self._read(frame)
+        worker, client, asked, received = self.read(frame)
         final = worker.turn(client).finish(received)
         worker.end_turn(client, asked.round, asked.kept)
         self.own.finished(worker.plan.name, final, self._journal(worker, client.id))
@@ -157,36 +141,6 @@ class Resident:
     def _allowed(self, events: Sequence[Event]) -> list[Event]:
         kinds = tuple(kind for name in self.allow for kind in ALLOW[name])
         return [event for event in events if isinstance(event, kinds)]
-
-    def _read(self, frame: Frame) -> tuple[Worker, Client, Asked, BlockState]:
-        """Return who is asked, for what, and the blocks that came with it."""
-        header = frame[0]
-        worker = self._open(str(header.get("run")))
-        client = self._client(str(header.get("client")))
-        method = worker.method
-        asked, received = read_ask(frame, method.initial, method.exchanged(client))
-        rounds = worker.plan.config.train.rounds
-        if (asked.round != rounds) if asked.kind == "finish" else (asked.round >= rounds):
-            raise FrameError(f"asked to {asked.kind} in round {asked.round}; this run has {rounds}")
-        return worker, client, asked, received.to(method.context.device)
-
-    def _client(self, id_: str) -> Client:
-        if id_ not in [member.id for member in self.here.members]:
-            raise FrameError(f"unknown client '{id_}'")
-        return self.here.experiment.federation.find(id_)
-
-    def _open(self, run: str) -> Worker:
-        """Return the worker of a federated run; one at a time is held."""
-        if self._worker is None or self._worker.plan.name != run:
-            if run not in self._plans:
-                raise FrameError(f"no federated run '{run}' in this node's configuration")
-            self._leave()
-            folder = self.own.path / "state" / folder_name(run)
-            store = self._stack.enter_context(self.here.store(folder))
-            self._worker = Worker(self._plans[run], self.here.experiment.context, store,
-                                  self.here.evaluator, self.own.path, samples=self.here.samples)
-            self._worker.check(self.here.kinds)
-        return self._worker
 
     # What happened to X, until the server asks for it
 
@@ -204,8 +158,8 @@ class Resident:
         return list(found.get("events", ()))
 
     def _path(self, worker: Worker, client: str, round_: int) -> Path:
-        folder = self.own.path / "state" / folder_name(worker.plan.name) / "reports"
-        return folder / check_name(client, "client") / f"{round_:06d}.json"
+        folder = self.folder(worker.plan.name) / "reports" / check_name(client, "client")
+        return folder / f"{round_:06d}.json"
 
     def _reports(self, worker: Worker, asked: Asked) -> list[ReportPart]:
         """Return the reports that the server waits for; one that is lost is an empty one."""

@@ -42,15 +42,19 @@ class _Header(BaseModel):
 
 
 class Announced(_Header):
-    """A client that a node hosts."""
+    """A client that a node hosts; ``known`` to the run that this one goes on from."""
 
     id: Text
     tasks: list[Text] = Field(max_length=1000)
     samples: int = Field(ge=1)
+    known: bool = False
 
 
 class Hello(_Header):
-    """What a node says of itself when it joins: its clients, and what must be equal everywhere."""
+    """What a node says of itself when it joins: its clients, and what must be equal everywhere.
+
+    ``start`` is the id of the run that it goes on from, as far as it took part in one.
+    """
 
     kind: Literal["hello"] = "hello"
     version: int
@@ -60,6 +64,7 @@ class Hello(_Header):
     threads: int
     config: Text
     weights: Text
+    start: Text = ""
     clients: list[Announced] = Field(max_length=MANY)
 
 
@@ -72,6 +77,7 @@ class Asked(_Header):
     round: int = Field(ge=0)
     kept: list[int]
     awaited: list[int] = []
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{0,64}$")] = ""  # of the server's run
     compression: Compression = "none"
 
 

@@ -1,0 +1,164 @@
+"""What an attacker learns of training samples: python scripts/membership.py OUT.csv [--seed 41]
+
+Ten clients with the same two tasks of the miniature world, all of them in every round, with few and
+with more samples each; without noise, with noise at the server, and with noise at the clients. An
+attacker scores each client's training samples and as many others from the test data, which nobody
+trained on; every sample is scored once, by the models of one client. Lines that OUT.csv has are not
+made again. Prints Markdown tables.
+"""
+
+import argparse
+import csv
+import itertools
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from tapfl.config import Config, load_config
+from tapfl.engine.record import read_record
+from tapfl.experiments.leaks import decoder_gradients, losses_of
+from tapfl.experiments.observed import Observed
+from tapfl.methods import merge
+from tapfl.privacy.membership import alignment, drop_score, leak, loss_score
+
+IMAGES, TEXTS, CLIENTS, ROUNDS = "tiny-imagenet", "agnews", 10, 12
+FEDERATION = f"""
+tasks:
+  {IMAGES}: {{kind: image_classification, modalities: [image], classes: 8}}
+  {TEXTS}: {{kind: text_classification, modalities: [text], classes: 4}}
+clients:
+  - {{name: member, tasks: {{{IMAGES}: 1, {TEXTS}: 1}}}}
+"""
+FEW, MORE = 20, 200  # training samples of a task that a client has
+SCORED = 20  # of each client and task: members, and others
+CLIP = 0.5
+NOISE = {"none": {}, **{f"{mode} {noise:g}": {"mode": mode, "noise": noise, "clip": CLIP}
+                        for mode in ("central", "local") for noise in (0.1, 1.0)}}
+RUNS = [*((FEW, noise) for noise in NOISE), (MORE, "none"), (MORE, "central 0.1")]
+ATTACKS = {"W: loss": "fedavg", "X of tap: loss": "tap", "X of tap: drop from W": "tap",
+           "X of tap-soft: loss": "tap-soft", "X of tap-soft: drop from W": "tap-soft",
+           "update: drop": "", "update: alignment": ""}
+FIELDS = ["seed", "samples", "noise", "task", "attack", "auc", "auc_low", "auc_high", "found",
+          "found_low", "found_high", "accuracy", "epsilon"]
+
+
+def configured(folder, samples, noise, seed):
+    (folder / "federation.yaml").write_text(FEDERATION)
+    return Config.model_validate(merge(load_config("quickstart").model_dump(), {
+        "seed": seed, "threads": 1, "methods": ["fedavg", "tap", "tap-soft"],
+        "backbone": {"kind": "standard"}, "privacy": NOISE[noise],
+        "federation": {"file": str(folder / "federation.yaml"), "groups": CLIENTS},
+        "data": {"train": samples * CLIENTS, "test": SCORED * CLIENTS},
+        "train": {"rounds": ROUNDS, "cohort": CLIENTS, "local_steps": 2, "batch_size": 16,
+                  "lr_initial": 4e-3 / 3, "lr": 4e-3, "warmup_rounds": 3},
+        "post": {"steps": 10, "lr": 4e-3}, "evaluation": {"samples": 0, "scores": False},
+        "checkpoint": {"every": 1000}}))
+
+
+def scores_of(observed, client, data, rows):
+    """Return every attack's scores of some samples, by what it reads of one client."""
+    network, task = observed.method.network, data.task.name
+    models = {name: observed.model(name, client) for name in ("fedavg", "tap", "tap-soft")}
+    received, update = observed.messages[client.id, ROUNDS - 1]
+    w, tap, soft, before, after = (losses_of(network, model, data, rows) for model in (
+        *models.values(), received, update.blocks))
+    block = f"decoder/{task}"
+    step = (update.blocks[block] - received[block]).numpy()
+    found = (loss_score(w), loss_score(tap), drop_score(w, tap), loss_score(soft),
+             drop_score(w, soft), drop_score(before, after),
+             alignment(step, decoder_gradients(network, received, data, rows)))
+    return dict(zip(ATTACKS, found, strict=True))
+
+
+def attacked(observed, task):
+    """Return the scores of members and of others, of all clients."""
+    found = {attack: ([], []) for attack in ATTACKS}
+    for client in observed.clients:
+        train, own = next(h for h in client.data.holdings if h[0].task.name == task)
+        test, _ = client.tests[task]
+        others = np.arange(client.index * SCORED, (client.index + 1) * SCORED)
+        for which, (data, rows) in enumerate(((train, own[:SCORED]), (test, others))):
+            for attack, scores in scores_of(observed, client, data, rows).items():
+                found[attack][which].append(scores)
+    return {attack: [np.concatenate(scores) for scores in pair] for attack, pair in found.items()}
+
+
+def measured(samples, noise, seed):
+    """Run once; yield a line for every task and attack."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        observed = Observed(configured(folder, samples, noise, seed), folder / "run",
+                            keep=lambda member, round_: round_ == ROUNDS - 1)
+        promised = read_record(folder / "run").privacy
+        epsilon = promised["fedavg"].epsilon if promised else None
+        for task in (TEXTS, IMAGES):
+            for attack, pair in attacked(observed, task).items():
+                got = leak(*pair)
+                right = [row["value"] for row in observed.rows
+                         if (row["method"], row["dataset"], row["metric"]) == (
+                             ATTACKS[attack], task, "accuracy")]
+                yield {"seed": seed, "samples": samples, "noise": noise, "task": task,
+                       "attack": attack, "auc": got.auc.value, "auc_low": got.auc.low,
+                       "auc_high": got.auc.high, "found": got.found.value,
+                       "found_low": got.found.low, "found_high": got.found.high,
+                       "accuracy": statistics.fmean(right) if right else "",
+                       "epsilon": "" if epsilon is None else epsilon}
+
+
+def run_all(out, seed):
+    """Make the runs that OUT does not have."""
+    with out.open("a+", newline="", encoding="utf-8") as file:
+        file.seek(0)
+        done = {tuple(row[key] for key in FIELDS[:3]) for row in csv.DictReader(file)}
+        writer = csv.DictWriter(file, FIELDS)
+        if not done:
+            writer.writeheader()
+        for samples, noise in RUNS:
+            if (str(seed), str(samples), noise) in done:
+                continue
+            began, cpu = time.time(), time.process_time()
+            writer.writerows(list(measured(samples, noise, seed)))
+            file.flush()
+            print(f"{samples} samples, noise {noise}: {time.time() - began:.0f} s, "
+                  f"{time.process_time() - cpu:.0f} s of a core", flush=True)
+
+
+def tables(out, seed):
+    """Print what OUT says, task by task."""
+    with out.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["seed"] == str(seed)]
+
+    def cell(row):
+        half = (float(row["auc_high"]) - float(row["auc_low"])) / 2
+        return f"{float(row['auc']):.2f} ± {half:.2f}, {100 * float(row['found']):.0f}%"
+
+    for task, samples in itertools.product((TEXTS, IMAGES), (FEW, MORE)):
+        found = {(row["noise"], row["attack"]): row for row in rows
+                 if (row["task"], row["samples"]) == (task, str(samples))}
+        names = list(dict.fromkeys(noise for noise, _ in found))
+        print(f"\n{task}, {samples} samples a client\n\n| | {' | '.join(names)} |")
+        print("|---|" + "---|" * len(names))
+        epsilons = [found[name, "W: loss"]["epsilon"] for name in names]
+        print(f"| epsilon | {' | '.join(f'{float(e):.0f}' if e else '∞' for e in epsilons)} |")
+        for attack, model in {"W: loss": "W", "X of tap: loss": "X of tap",
+                              "X of tap-soft: loss": "X of tap-soft"}.items():
+            right = [f"{float(found[name, attack]['accuracy']):.0f}" for name in names]
+            print(f"| accuracy of {model}, % | {' | '.join(right)} |")
+        for attack in ATTACKS:
+            print(f"| {attack} | {' | '.join(cell(found[name, attack]) for name in names)} |")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=41)
+    options = parser.parse_args()
+    run_all(options.out, options.seed)
+    tables(options.out, options.seed)
+
+
+if __name__ == "__main__":
+    main()

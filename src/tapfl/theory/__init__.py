@@ -1,0 +1,1 @@
+"""The convergence theorem as code: the bound, its constants, and a check by numbers."""
