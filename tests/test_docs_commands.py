@@ -1,6 +1,7 @@
 """Every command of the documents parses, and runs as printed unless it says what it needs.
 
-A block of commands may follow a line ``<!-- needs: time -->`` (or gpu, hub, data, cluster): then it
+A block of commands may follow a line ``<!-- needs: time -->`` (or gpu, hub, data, cluster,
+servers): then it
 is only parsed. All others are run by the long tests, page by page and in their order, in a folder
 where the runs that they name are there. Only size differs from what is printed: ``run`` gets
 ``SMALL`` too.
@@ -24,12 +25,13 @@ from tapfl.cli import build_parser, main
 ROOT = Path(__file__).parent.parent
 PAGES = {path.name: path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
 
-NEEDS = {"gpu", "hub", "data", "time", "cluster"}
+NEEDS = {"gpu", "hub", "data", "time", "cluster", "servers"}
 # What no test runs, on whichever page it stands: the words of a command, and what it needs.
 KINDS = {
     r"\bcuda\b|^tapfl run flava|^tapfl bench .*(flava|vilt)": "gpu",
     r"^tapfl setup-metrics|^tapfl (run|validate) pair": "hub",
     r"(--data|data\.folder=) ?DIR": "data",
+    r"^tapfl deploy\b": "servers",
     r"^tapfl (bench|pretrain|watch)\b|^tapfl reproduce (?!.*--dry-run)": "time",
 }
 PLACEHOLDERS = {"RUN...": "runs/mine", "RUN": "runs/mine", "ID": "g0-4", "TASK": "vqa",

@@ -36,9 +36,11 @@ def commands():
     found = {name: shlex.split(unit(name)["ExecStart"]) for name in UNITS}
     for name, service in COMPOSE["services"].items():
         found[f"compose {name}"] = [*service.get("entrypoint", ["tapfl"]), *service["command"]]
-    readme = (EXAMPLES / "README.md").read_text()
-    for number, line in enumerate(re.findall(r"^ *(tapfl .*)$", readme, re.M)):
-        found[f"README {number}"] = shlex.split(line)
+    for folder in ("deploy", "flower"):
+        readme = (EXAMPLES.parent / folder / "README.md").read_text()
+        lines = re.findall(r"^    ((?:tapfl|flower-supernode) .*?)(?: [&>].*)?$", readme, re.M)
+        for number, line in enumerate(lines):
+            found[f"{folder}/README {number}"] = shlex.split(line)
     return found
 
 
@@ -60,7 +62,7 @@ def test_commands_exist_with_their_options(where, capsys, monkeypatch):
     assert Path(program).name == "flower-supernode"
     flower = pytest.importorskip("flwr.supernode.cli.flower_supernode")
     options = flower._parse_args_run_supernode().parse_args(words)
-    assert options.node_config == SOCKET
+    assert options.node_config.startswith("socket=")
     assert not options.insecure
     assert options.auth_supernode_private_key
 
@@ -68,6 +70,11 @@ def test_commands_exist_with_their_options(where, capsys, monkeypatch):
 def test_the_flower_config_is_read_as_it_is_meant():
     config = pytest.importorskip("flwr.common.config")
     assert config.parse_config_args([SOCKET]) == {"socket": "/run/tapfl/resident"}
+
+
+def test_every_supernode_knows_the_residents_socket():
+    assert unit("tapfl-supernode")["ExecStart"].endswith(f"--node-config '{SOCKET}'")
+    assert COMPOSE["services"]["supernode"]["command"][-1] == SOCKET
 
 
 @pytest.mark.parametrize("name", UNITS)

@@ -17,7 +17,7 @@ from tapfl.engine.flower.frames import pack, unpack
 from tapfl.engine.flower.resident import Resident
 from tapfl.engine.flower.told import told
 from tapfl.errors import TapflError
-from tapfl.events import Diverged, Message, Missing, Note, OfClient, Refused
+from tapfl.events import Diverged, Left, Message, Missing, Note, OfClient, Refused
 from tests.engine.flower.memory import EVERYTHING, residents, served
 from tests.engine.flower.test_resident import GROUPS, Listening, ask, small
 
@@ -26,7 +26,8 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "privacy.md"
 # Every field of every message, by its kind. A star stands for a name: a task, a method, a metric.
 ALWAYS = {
     "hello": {"kind", "version", "tapfl", "code", "torch", "threads", "config", "weights",
-              "clients[].id", "clients[].tasks[]", "clients[].samples"},
+              "start", "clients[].id", "clients[].tasks[]", "clients[].samples",
+              "clients[].known"},
     "update": {"kind", "client", "round", "samples", "losses.*", "fault", "compression",
                "reports[]", "reports[].round"},
     "final": {"kind", "client", "seconds.*", "reports[].round"},
@@ -68,9 +69,9 @@ def apart(header):
     return header, parts
 
 
-def heard(folder, allow):
+def heard(folder, allow, **more):
     """Return the messages of all nodes in a whole run, with what they allow."""
-    config = small(folder)
+    config = small(folder, **more)
     nodes = residents(config, folder, GROUPS, allow=allow)
     transport = Listening(nodes)
     served(config, folder / "server", transport)
@@ -118,7 +119,7 @@ def test_every_event_of_a_client_belongs_to_something_that_can_be_allowed():
     assert {name: {cls.kind for cls in kinds} for name, kinds in ALLOW.items()} == {
         name: set(kinds) - {"rows"} for name, kinds in ALLOWED.items()}
     theirs = {cls for kinds in ALLOW.values() for cls in kinds}
-    assert set(OfClient.__subclasses__()) - theirs == {Refused, Missing}  # the server's own
+    assert set(OfClient.__subclasses__()) - theirs == {Refused, Missing, Left}  # the server's own
 
 
 @pytest.mark.parametrize("which", ["quiet", "open_"])
@@ -140,6 +141,13 @@ def test_bodies_have_exchanged_blocks_and_nothing_beside_them(which, request):
 def test_no_place_on_the_machine_is_named(which, request, tmp_path_factory):
     place = str(tmp_path_factory.getbasetemp()).encode()
     assert not [data for data in request.getfixturevalue(which) if place in data]
+
+
+def test_with_local_privacy_updates_tell_no_losses(tmp_path):
+    updates = [header for header, _ in map(unpack, heard(tmp_path, (), privacy={"mode": "local"}))
+               if header["kind"] == "update"]
+    assert len(updates) == 6
+    assert [header for header in updates if header["losses"] or header["events"]] == []
 
 
 # Faults
