@@ -1,10 +1,9 @@
 """Every command of the documents parses, and runs as printed unless it says what it needs.
 
 A block of commands may follow a line ``<!-- needs: time -->`` (or gpu, hub, data, cluster,
-servers): then it
-is only parsed. All others are run by the long tests, page by page and in their order, in a folder
-where the runs that they name are there. Only size differs from what is printed: ``run`` gets
-``SMALL`` too.
+servers): then it is only parsed. All others are run by the long tests, page by page and in their
+order, in a folder where the runs that they name are there. Only size differs from what is printed:
+``run`` gets ``SMALL`` too.
 """
 
 import contextlib
