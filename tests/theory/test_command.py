@@ -76,15 +76,15 @@ def folder(tmp_path_factory):
 
 
 def test_a_run(folder, capsys):
-    value = found(capsys, folder, "--batches", "2", "--device", "cpu")
-    assert set(value["origins"].values()) == {"estimated"}
+    value = found(capsys, folder, "--batches", "2", "--device", "cpu", "--gap", "3")
+    assert {k for k, origin in value["origins"].items() if origin == "given"} == {"gap"}
+    assert set(value["origins"].values()) == {"estimated", "given"}
+    assert value["gap"] == 3
     assert value["estimated_from"]["clients"] == 4
     assert value["tau"] == 2
     assert any("lower estimate" in note for note in value["notes"])
     assert value["total"] > 0
-    own = found(capsys, folder, "--batches", "2", "--smoothness", "50")
-    assert own["origins"]["smoothness"] == "given"
-    assert own["max_step_size"] == pytest.approx(1 / (48 * 50 * 2))
+    assert value["max_step_size"] == pytest.approx(1 / (48 * value["L"] * 2))
 
 
 @pytest.mark.parametrize(("words", "message"), [
