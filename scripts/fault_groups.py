@@ -82,21 +82,6 @@ def fill_disk(machines, client):
     path.unlink()
 
 
-def with_clock(offset: str):
-    before = ("env", "FAKETIME_DONT_FAKE_MONOTONIC=1", "faketime", "-f", offset)
-    return lambda machines, client: machines.start_client(client, before)
-
-
-def clock_goes_wrong(machines, client):
-    machines.signal(signal.SIGTERM, "node", client)
-    machines.collect(client)
-    with_clock("+1h")(machines, client)
-    time.sleep(60)
-    machines.signal(signal.SIGTERM, "node", client)
-    machines.collect(client)
-    machines.start_client(client)
-
-
 def blocks(change):
     """Change the blocks of an answer."""
     def answer(asked, reply, earlier):
@@ -145,8 +130,4 @@ GROUPS = {
     "disk": Group({
         1: Fault("a client's disk is full for 12 s", fill_disk, delay=0.0)},
         begin=small_disk, rounds=4),
-    "clock": Group({
-        0: Fault("a client's clock is 2 min behind"),
-        1: Fault("a client's clock is 1 h ahead for 60 s", clock_goes_wrong)},
-        begin=with_clock("-120s"), rounds=5),
 }

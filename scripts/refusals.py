@@ -9,7 +9,7 @@ from pathlib import Path
 from machines import Machines
 
 from tapfl.deploy.keys import make_keys
-from tapfl.deploy.processes import QUIET, free_port
+from tapfl.deploy.processes import FRAME, QUIET, free_port
 
 BESIDE = Path(sys.executable).parent
 
@@ -74,7 +74,9 @@ def _refused(what, command, folder, bad):
         text, status = done.stdout, done.returncode
     except subprocess.TimeoutExpired as error:
         text, status = (error.stdout or b"").decode(errors="replace"), None
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    words = ("error", "refused", "denied", "unauthorized", "401", "403", "failed", "certificate")
+    lines = [line.strip(FRAME) for line in text.splitlines()
+             if any(word in line.lower() for word in words)]
     with (folder / "refusals.log").open("a") as log:
         log.write(f"== {what}: status {status}\n{text}\n")
     if bad in text or status == 0:

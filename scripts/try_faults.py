@@ -4,7 +4,7 @@ Each group of faults has a federation of its own on loopback: SuperLink, proxy, 
 TLS and keys. Faults happen to one client, or to the server, in the middle of a round, one after the
 other. When the run is over, its results are compared with those of a run in one process in which
 the same updates are missing. Prints a Markdown table.
-Needs nginx; the clock that is off needs faketime, the full disk needs root.
+Needs nginx; the full disk needs root.
 """
 
 import argparse
