@@ -8,7 +8,9 @@ from safetensors.torch import load_file
 
 from tapfl.engine.results import read_results
 from tapfl.engine.run import run
+from tapfl.engine.validate import validate
 from tapfl.errors import TapflError
+from tapfl.report.html import write_report
 from tests.engine.test_resume import Stop, same_files
 from tests.experiment import FEDERATION, read_events, tiny_experiment
 
@@ -126,6 +128,7 @@ def test_an_interruption_changes_nothing(whole, tmp_path, stop):
     run(on, tmp_path / "calm")
     with pytest.raises(KeyboardInterrupt):
         run(on, tmp_path / "stormy", notify=stop)
+    assert "5 of 5" in write_report([tmp_path / "stormy"]).read_text()  # four are the other run's
     shutil.rmtree(tmp_path / "copy")
     run(on, tmp_path / "stormy", resume=True)
     assert (tmp_path / "calm" / "results.csv").read_bytes() == (
@@ -170,6 +173,15 @@ def test_what_does_not_fit_is_refused(whole, tmp_path, case):
     with pytest.raises(TapflError, match=message):
         run(bad, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("methods", "rounds", "message"), [
+    (["tap"], 3, "train.rounds: 3"), (["feddat"], 4, "no federated run 'feddat'")])
+def test_validate_says_so_beforehand(whole, methods, rounds, message):
+    config, out = whole
+    with pytest.raises(TapflError, match=message):
+        validate(longer(config, rounds, out, methods=methods), config_only=True)
+    assert "4 clients" in validate(longer(config, 4, out), config_only=True)
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [

@@ -53,10 +53,10 @@ class Personalizer(Configurable):
         rate = self.context.config.post_lr if lr is None else lr
         return self.method.post_train(client, final, steps, rate)
 
-    def first(self, client: Client, w: BlockState) -> BlockState:
+    def first(self, client: Client, w: BlockState | None) -> BlockState:
         """Return what X begins as: W's start, in a run that goes on from another one ``w``."""
-        owned = self.method.owned(client)
-        return (self.method.initial if self.context.config.start is None else w).subset(owned)
+        start = self.method.initial if w is None or self.context.config.start is None else w
+        return start.subset(self.method.owned(client))
 
     def load(self, client: Client, before: int) -> Kept | None:
         """Return blocks and notes that were saved for a client before a round, if any were."""

@@ -176,7 +176,7 @@ class Tap(Personalizer):
         return {task: loss if math.isfinite(loss) else math.inf for task, loss in losses.items()}
 
     def _load(self, client: Client, round_: int,
-              w: BlockState) -> tuple[BlockState, History, History]:
+              w: BlockState | None = None) -> tuple[BlockState, History, History]:
         """Return X, h^(l) and h^(p); at first X is W's start and the histories are infinite.
 
         So are those of a task that the client has got since.
