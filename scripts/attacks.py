@@ -46,9 +46,9 @@ FIELDS = ["seed", "rounds", "attack", "malicious", "rule", "model", IMAGES, TEXT
           "refused"]
 
 
-def models(rule):
+def models(rule, malicious=3):
     """Return what is asked for: X takes as long as W, so only where W is least protected."""
-    return [W, X] if rule == "mean" else [W]
+    return [W, X] if rule == "mean" and malicious != 1 else [W]
 
 
 def configured(folder, attack, malicious, rule, seed, rounds):
@@ -57,8 +57,9 @@ def configured(folder, attack, malicious, rule, seed, rounds):
     cls, settings = ATTACKS[attack]
     name = f"tapfl.experiments.attacks:{cls}"
     changes = {
-        "seed": seed, "threads": 1, "methods": models(rule),
-        "variants": {m: {"of": name + ("" if m == W else "+tap-soft")} for m in models(rule)},
+        "seed": seed, "threads": 1, "methods": models(rule, malicious),
+        "variants": {model: {"of": name + ("" if model == W else "+tap-soft")}
+                     for model in models(rule, malicious)},
         "own": {cls: {"malicious": malicious, **settings}},
         "backbone": {"kind": "standard"},
         "federation": {"file": str(folder / "federation.yaml"), "groups": CLIENTS},
@@ -80,7 +81,7 @@ def measured(attack, malicious, rule, seed, rounds):
         events = (folder / "run" / "events.jsonl").read_text()
         honest = [client for client in observed.clients if client.index >= malicious]
         ids = {client.id for client in honest}
-        for model in models(rule):
+        for model in models(rule, malicious):
             scores = {task: statistics.fmean(
                 row["value"] for row in observed.rows if row["method"] == model
                 and row["client"] in ids and row["dataset"] == task
@@ -123,7 +124,7 @@ def run_all(out, seeds, rounds, rules):
 
 def cases():
     """Return attacks with their numbers of malicious clients."""
-    return [("none", 0), *((attack, n) for attack in ATTACKS if attack != "none" for n in (1, 3))]
+    return [("none", 0), *((attack, n) for n in (3, 1) for attack in ATTACKS if attack != "none")]
 
 
 def tables(out, rounds):
