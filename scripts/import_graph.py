@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "src" / "tapfl"
 ROOMS = [
     {"tapfl"},  # the package itself: its version
-    {"errors"}, {"reading", "tasks", "events"}, {"settings"},
+    {"errors"}, {"reading", "tasks", "events", "verbs"}, {"settings"},
     {"blocks", "config"},
     {"methods", "kernels", "privacy"}, {"data"}, {"model"}, {"federated"}, {"personal"},
     {"evaluation"}, {"engine"}, {"use"}, {"report"}, {"experiments"},

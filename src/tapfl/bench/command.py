@@ -7,14 +7,14 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tapfl.errors import TapflError
+from tapfl.verbs import Verbs, add_verb
 
 if TYPE_CHECKING:
     from tapfl.config import Config
 
-Verbs = Any  # argparse's collection of subparsers
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,12 @@ def add_bench(verbs: Verbs) -> None:
 
 
 def _add(names: Verbs, benchmark: Benchmark) -> None:
-    parser: argparse.ArgumentParser = names.add_parser(
-        benchmark.name, help=benchmark.short, description=benchmark.long
+    parser = add_verb(
+        names, benchmark.name, lambda options: _run(benchmark, options), benchmark.short,
+        benchmark.long
         + "\n\nNothing is downloaded. A shipped preset is measured with random weights, as fast as "
           "others,\nand with synthetic data unless it is of the miniature world.",
-        epilog="examples:\n" + "\n".join(f"  {e}" for e in benchmark.examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(run=lambda options: _run(benchmark, options))
+        benchmark.examples)
     parser.add_argument("preset", metavar="PRESET|FILE.yaml", nargs="?",
                         help="what to measure (mini on a CPU, flava on a GPU)")
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append",

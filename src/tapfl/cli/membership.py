@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tapfl.cli.verbs import Verbs, add_verb
-from tapfl.errors import TapflError
 from tapfl.experiments.command import write_and_say
+from tapfl.verbs import Verbs, add_verb, data_folder
 
 
 def add_join(verbs: Verbs) -> None:
@@ -43,8 +42,7 @@ def _join(options: argparse.Namespace) -> None:
     from tapfl.report.tables import show
     from tapfl.use.join import join
 
-    if options.data and not Path(options.data).is_dir():
-        raise TapflError(f"--data {options.data}: no such folder")
+    data_folder(options.data)
     more = [f"data.folder={options.data}"] if options.data else []
     display = progress(options.quiet)
     try:

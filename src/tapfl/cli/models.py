@@ -6,8 +6,8 @@ import argparse
 import json
 from pathlib import Path
 
-from tapfl.cli.verbs import Verbs, add_config, add_verb
 from tapfl.errors import TapflError
+from tapfl.verbs import Verbs, add_config, add_verb
 
 
 def add_predict(verbs: Verbs) -> None:

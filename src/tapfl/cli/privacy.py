@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tapfl.cli.verbs import Verbs, add_verb
 from tapfl.errors import TapflError
+from tapfl.verbs import Verbs, add_verb
 
 
 def add_privacy(verbs: Verbs) -> None:

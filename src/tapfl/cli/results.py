@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfl.cli.verbs import Verbs, add_verb
 from tapfl.errors import TapflError
+from tapfl.verbs import Verbs, add_verb
 
 
 def add_report(verbs: Verbs) -> None:

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tapfl.cli.verbs import Verbs, add_config, add_verb, beside
 from tapfl.errors import TapflError
 from tapfl.experiments.command import add_places, run_seeds, write_and_say
+from tapfl.verbs import Verbs, add_config, add_verb, beside, data_folder
 
 
 def add_run(verbs: Verbs) -> None:
@@ -159,8 +159,7 @@ def _run_config(options: argparse.Namespace) -> Any:
         more += ["speed.compile=true"] if options.compile else []
         config = load_config(options.preset, [*options.overrides, *more])
     if options.data:
-        if not Path(options.data).is_dir():
-            raise TapflError(f"--data {options.data}: no such folder")
+        data_folder(options.data)
         data = config.data.model_copy(update={"folder": options.data})
         config = config.model_copy(update={"data": data})
     return config

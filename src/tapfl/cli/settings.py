@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tapfl.cli.verbs import Verbs, add_config, add_verb, beside
+from tapfl.verbs import Verbs, add_config, add_verb, beside
 
 
 def add_presets(verbs: Verbs) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.deploy.operate import add_status, add_stop
-from tapfl.deploy.verbs import Verbs, new_verb
 from tapfl.errors import TapflError
+from tapfl.verbs import Verbs, add_verb, data_folder
 
 PATIENCE = ("join", "round", "finish", "minimum")
 
@@ -55,13 +55,13 @@ def _add_patience(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_keys(verbs: Verbs) -> None:
-    verb = new_verb(
+    verb = add_verb(
         verbs, "keys", _keys, "make certificates and node keys",
         "Make what is missing in a folder: a certificate authority (ca.pem, ca.key), the\n"
         "server's certificate, and a key for each node. The server needs the folder without\n"
         "ca.key; a node needs ca.pem and its own nodes/NAME.key. Nothing is replaced.",
-        "tapfl deploy keys keys --host fl.example.org --nodes clinic-a,clinic-b",
-        "tapfl deploy keys keys --nodes clinic-c")
+        ["tapfl deploy keys keys --host fl.example.org --nodes clinic-a,clinic-b",
+        "tapfl deploy keys keys --nodes clinic-c"])
     verb.add_argument("folder", type=Path, metavar="DIR", help="where the keys are")
     verb.add_argument("--host", action="append", default=[], metavar="NAME",
                       help="a name or an address that nodes reach the server by; may be repeated")
@@ -77,15 +77,15 @@ def _keys(options: argparse.Namespace) -> None:
 
 
 def _add_server(verbs: Verbs) -> None:
-    verb = new_verb(
+    verb = add_verb(
         verbs, "server", _server, "run the server of a federation",
         "Start a SuperLink on this machine's loopback interface, let the registered nodes in,\n"
         "and run the federation to its end. With --public, a proxy (nginx) listens there and\n"
         "passes to nodes what nodes need, and nothing else. Stopped or killed, the same\n"
         "command goes on from the last checkpoint.",
-        "tapfl deploy server clinics.yaml --keys keys --out runs/clinics "
+        ["tapfl deploy server clinics.yaml --keys keys --out runs/clinics "
         "--public 0.0.0.0:8443",
-        "tapfl deploy status runs/clinics")
+        "tapfl deploy status runs/clinics"])
     _add_config(verb)
     verb.add_argument("--seed", type=int, metavar="N", help="the seed")
     verb.add_argument("--keys", type=Path, required=True, metavar="DIR",
@@ -115,15 +115,15 @@ def _server(options: argparse.Namespace) -> None:
 
 
 def _add_client(verbs: Verbs) -> None:
-    verb = new_verb(
+    verb = add_verb(
         verbs, "client", _client, "take part in a federation with this machine's clients",
         "Hold the data and the personal models of one or more clients, and answer the server\n"
         "until stopped. Besides updates of the shared model, nothing leaves this machine but\n"
         "what --allow names. DIR is a run's folder: predict, export and report work there.\n"
         "With --socket, the SuperNode that brings the messages is started by somebody else.",
-        "tapfl deploy client clinics.yaml --clients clinic-a --out state "
+        ["tapfl deploy client clinics.yaml --clients clinic-a --out state "
         "--superlink fl.example.org:8443 --ca ca.pem --key clinic-a.key --allow scores",
-        "tapfl deploy client clinics.yaml --clients clinic-a --out state --socket resident")
+        "tapfl deploy client clinics.yaml --clients clinic-a --out state --socket resident"])
     _add_config(verb)
     verb.add_argument("--seed", type=int, metavar="N", help="the seed, the same everywhere")
     verb.add_argument("--clients", required=True, metavar="A,B", help="the clients that live here")
@@ -175,13 +175,13 @@ def _check_ways(options: argparse.Namespace) -> None:
 
 
 def _add_local(verbs: Verbs) -> None:
-    verb = new_verb(
+    verb = add_verb(
         verbs, "local", _local, "try a whole deployment on this machine",
         "Run a federation over Flower's servers on the loopback interface: a SuperLink, and a\n"
         "node with a process of its own for each client, with TLS and keys. Ends with\n"
         "DIR/results.csv, as 'tapfl run' writes it.",
-        "tapfl deploy local quickstart --clients 3 --out runs/deployed",
-        "tapfl deploy local quickstart --clients g0-0,g0-7 --proxy --out runs/two")
+        ["tapfl deploy local quickstart --clients 3 --out runs/deployed",
+        "tapfl deploy local quickstart --clients g0-0,g0-7 --proxy --out runs/two"])
     _add_config(verb)
     verb.add_argument("--seed", type=int, metavar="N", help="the seed")
     verb.add_argument("--clients", default="3", metavar="N|A,B",
@@ -224,8 +224,7 @@ def _config(options: argparse.Namespace) -> Any:
         ("seed", options.seed), ("threads", options.threads)) if value is not None]
     config = load_config(options.preset, [*options.overrides, *more])
     if options.data:
-        if not Path(options.data).is_dir():
-            raise TapflError(f"--data {options.data}: no such folder")
+        data_folder(options.data)
         data = config.data.model_copy(update={"folder": options.data})
         config = config.model_copy(update={"data": data})
     return config

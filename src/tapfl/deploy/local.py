@@ -12,9 +12,9 @@ from tapfl.deploy.keys import make_keys
 from tapfl.deploy.processes import free_port
 from tapfl.deploy.server import BELOW, Server
 from tapfl.engine.flower.allow import ALLOW
+from tapfl.engine.flower.headers import Compression
 from tapfl.engine.flower.job import Job
 from tapfl.engine.flower.nodes import Patience
-from tapfl.engine.flower.wire import Compression
 from tapfl.errors import TapflError
 
 

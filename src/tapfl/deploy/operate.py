@@ -6,14 +6,14 @@ import argparse
 import json
 from pathlib import Path
 
-from tapfl.deploy.verbs import Verbs, new_verb
+from tapfl.verbs import Verbs, add_verb
 
 
 def add_status(verbs: Verbs) -> None:
     """Add ``tapfl deploy status``."""
-    verb = new_verb(
+    verb = add_verb(
         verbs, "status", _status, "show nodes, rounds, traffic and refusals of a server",
-        "Show where the run of a server's folder stands.", "tapfl deploy status runs/clinics")
+        "Show where the run of a server's folder stands.", ["tapfl deploy status runs/clinics"])
     verb.add_argument("folder", type=Path, metavar="DIR", help="the server's --out")
     verb.add_argument("--json", action="store_true", help="print JSON")
 
@@ -36,11 +36,11 @@ def _status(options: argparse.Namespace) -> None:
 
 def add_stop(verbs: Verbs) -> None:
     """Add ``tapfl deploy stop``."""
-    verb = new_verb(
+    verb = add_verb(
         verbs, "stop", _stop, "stop what a server or a node has started",
         "Stop a server, a node or a local deployment by its folder, and whatever an earlier\n"
         "one has left running. What is complete stays; the command that started it goes on.",
-        "tapfl deploy stop runs/clinics")
+        ["tapfl deploy stop runs/clinics"])
     verb.add_argument("folder", type=Path, metavar="DIR", help="the --out of a server or of a node")
 
 

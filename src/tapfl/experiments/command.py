@@ -10,28 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.errors import TapflError, one_line
+from tapfl.verbs import Verbs, add_verb, data_folder
 
-Verbs = Any  # argparse's collection of subparsers
 SEEDS = "41,42,43,44"
 AGAIN, RESUMED = "the same command", "the same command with --resume"  # what goes on
 
 
 def add_reproduce(verbs: Verbs) -> None:
     """Add the verb; nothing heavy is imported before it runs."""
-    verb = verbs.add_parser(
-        "reproduce", help="make the paper's tables, and ours",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=(
-            "Make the tables of experiments: the paper's (main, kd, margins, 2p, standard, deep,\n"
-            "clients100, validation, footprint, replacements, significance) and ours (criteria,\n"
-            "skew, data, faults), or all. Writes DIR/EXPERIMENT.md, .tex and .csv and keeps the\n"
-            "runs below DIR/runs. The plan is printed first. Experiments share runs; what is\n"
-            "there is not run again; a plan that was interrupted goes on where it stopped."),
-        epilog="examples:\n"
-               "  tapfl reproduce all --model mini --scale small --seeds 41,42\n"
-               "  tapfl reproduce main criteria --model offline-pair --data DIR --dry-run\n"
-               "  tapfl reproduce main --model flava --devices cuda:0,cuda:1")
-    verb.set_defaults(run=_reproduce)
+    verb = add_verb(
+        verbs, "reproduce", _reproduce, "make the paper's tables, and ours",
+        "Make the tables of experiments: the paper's (main, kd, margins, 2p, standard, deep,\n"
+        "clients100, validation, footprint, replacements, significance) and ours (criteria,\n"
+        "skew, data, faults), or all. Writes DIR/EXPERIMENT.md, .tex and .csv and keeps the\n"
+        "runs below DIR/runs. The plan is printed first. Experiments share runs; what is\n"
+        "there is not run again; a plan that was interrupted goes on where it stopped.",
+        ["tapfl reproduce all --model mini --scale small --seeds 41,42",
+         "tapfl reproduce main criteria --model offline-pair --data DIR --dry-run",
+         "tapfl reproduce main --model flava --devices cuda:0,cuda:1"])
     verb.add_argument("experiments", nargs="+", metavar="EXPERIMENT", help="names, or all")
     verb.add_argument("--model", default="mini", metavar="flava|vilt|mini|offline-pair",
                       help="the foundation, with its preset (mini)")
@@ -91,8 +87,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     out = options.out or Path("reproduction") / f"{options.model}-{options.scale}"
     data = options.data or (Path(os.environ["TAPFL_DATA"]) if os.environ.get("TAPFL_DATA")
                             else None)
-    if data is not None and not data.is_dir():
-        raise TapflError(f"--data {data}: no such folder")
+    data_folder(data)
     _check_folder(out)
 
     def planned() -> Any:

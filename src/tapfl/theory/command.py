@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tapfl.errors import TapflError, nearest
+from tapfl.verbs import Verbs, add_verb
 
 if TYPE_CHECKING:
     from tapfl.config import Config
     from tapfl.theory.analysis import Analysis
 
-Verbs = Any  # argparse's collection of subparsers
 FOUNDATION = "mini"  # the preset that a federation file is read with
 CONSTANTS = (
     ("smoothness", "L: how fast a client's gradient changes (1; estimated for a run)"),
@@ -23,18 +23,14 @@ CONSTANTS = (
 
 def add_bound(verbs: Verbs) -> None:
     """Add ``tapfl bound``."""
-    examples = ("tapfl bound flava", "tapfl bound clinics.yaml --local-steps 5 --figure bound.svg",
-                "tapfl bound runs/quickstart --batches 4 --json")
-    verb: argparse.ArgumentParser = verbs.add_parser(
-        "bound", help="say what the paper's theorem bounds, block by block",
-        description="Compute the right side of the paper's convergence theorem for FedAvg's server "
-                    "model:\nterm by term, block by block, and as modality-task pairs are added. "
-                    "A layout or a\nfederation file says which blocks there are and who owns them; "
-                    "for a run, the other\nconstants are estimated from gradients at its stored "
-                    "server model (docs/theory.md).",
-        epilog="examples:\n" + "\n".join(f"  {e}" for e in examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    verb.set_defaults(run=_bound)
+    verb = add_verb(
+        verbs, "bound", _bound, "say what the paper's theorem bounds, block by block",
+        "Compute the right side of the paper's convergence theorem for FedAvg's server model:\n"
+        "term by term, block by block, and as modality-task pairs are added. A layout or a\n"
+        "federation file says which blocks there are and who owns them; for a run, the other\n"
+        "constants are estimated from gradients at its stored server model (docs/theory.md).",
+        ["tapfl bound flava", "tapfl bound clinics.yaml --local-steps 5 --figure bound.svg",
+         "tapfl bound runs/quickstart --batches 4 --json"])
     verb.add_argument("federation", metavar="LAYOUT|FILE|RUN",
                       help="a layout or preset, a federation or configuration file, or the folder "
                            "of a complete run")

@@ -12,17 +12,10 @@ from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.flower.elsewhere import Remote
 from tapfl.engine.flower.frames import pack, unpack
+from tapfl.engine.flower.headers import VERSION, Announced, Hello, ReportPart
 from tapfl.engine.flower.nodes import Nodes, Patience
-from tapfl.engine.flower.wire import (
-    VERSION,
-    Announced,
-    Due,
-    Hello,
-    ReportPart,
-    final_frame,
-    read_ask,
-    update_frame,
-)
+from tapfl.engine.flower.reported import Due
+from tapfl.engine.flower.wire import final_frame, read_ask, update_frame
 from tapfl.engine.messages import Final, Update
 from tapfl.engine.rounds import Rounds
 from tapfl.events import PersonalLosses, nobody

@@ -10,8 +10,9 @@ from tapfl.config import Config
 from tapfl.engine import files, turn
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.frames import pack, unpack
+from tapfl.engine.flower.headers import Asked
 from tapfl.engine.flower.resident import Resident
-from tapfl.engine.flower.wire import Asked, ask_frame
+from tapfl.engine.flower.wire import ask_frame
 from tapfl.engine.rounds import Rounds
 from tapfl.errors import TapflError
 from tapfl.events import RoundEnded

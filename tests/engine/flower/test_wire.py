@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 
 from tapfl.engine.flower.frames import FrameError, pack, unpack
+from tapfl.engine.flower.headers import Asked, ReportPart
+from tapfl.engine.flower.reported import event_of
 from tapfl.engine.flower.wire import (
-    Asked,
-    ReportPart,
     ask_frame,
-    event_of,
     final_frame,
     read_ask,
     read_final,

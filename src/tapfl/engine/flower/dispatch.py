@@ -19,7 +19,9 @@ from tapfl.blocks import BlockState
 from tapfl.data.federation import Member
 from tapfl.engine.clientstore import ClientStore, Files
 from tapfl.engine.flower.frames import FrameError, unpack
-from tapfl.engine.flower.wire import SLACK, Asked, Due, ask_frame, event_of, read_update
+from tapfl.engine.flower.headers import SLACK, Asked
+from tapfl.engine.flower.reported import Due, event_of
+from tapfl.engine.flower.wire import ask_frame, read_update
 from tapfl.engine.inprocess import adopt_files, kept_files
 from tapfl.engine.messages import Answer, Ask, Final, NoAnswer, Report, Update
 from tapfl.engine.worker import Worker

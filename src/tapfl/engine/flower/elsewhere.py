@@ -18,17 +18,10 @@ from tapfl.engine.departures import leavers
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
+from tapfl.engine.flower.headers import SLACK, Asked, Compression
 from tapfl.engine.flower.nodes import Nodes, Patience, Transport
-from tapfl.engine.flower.wire import (
-    SLACK,
-    Asked,
-    Compression,
-    Due,
-    ask_frame,
-    read_final,
-    read_refusal,
-    read_update,
-)
+from tapfl.engine.flower.reported import Due
+from tapfl.engine.flower.wire import ask_frame, read_final, read_refusal, read_update
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
 from tapfl.engine.record import ELSEWHERE, code_digest, run_id
 from tapfl.engine.registry import Plan

@@ -16,8 +16,8 @@ from tapfl.config import Config, load_config
 from tapfl.engine.files import write_json
 from tapfl.engine.flower.elsewhere import Elsewhere
 from tapfl.engine.flower.frames import one_line
+from tapfl.engine.flower.headers import Compression
 from tapfl.engine.flower.nodes import Patience, Transport
-from tapfl.engine.flower.wire import Compression
 from tapfl.engine.process import identity
 from tapfl.engine.record import read_object
 from tapfl.engine.run import run

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from tapfl.data.federation import Member
 from tapfl.engine.flower.frames import FrameError, one_line, pack, unpack
-from tapfl.engine.flower.wire import SLACK, Announced, Hello, read_hello
+from tapfl.engine.flower.headers import SLACK, Announced, Hello
+from tapfl.engine.flower.wire import read_hello
 from tapfl.engine.record import Started
 from tapfl.errors import TapflError
 from tapfl.events import Message, Subscriber, nobody

@@ -15,7 +15,7 @@ from tapfl.config import NEW
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.departures import leavers
 from tapfl.engine.files import on_disk, read_checked_json, replacing, write_checked_json
-from tapfl.engine.flower.wire import records
+from tapfl.engine.flower.reported import records
 from tapfl.engine.folder import RunFolder
 from tapfl.engine.messages import Final, Row
 from tapfl.engine.origin import Origin

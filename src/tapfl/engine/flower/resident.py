@@ -22,20 +22,12 @@ from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
+from tapfl.engine.flower.headers import VERSION, Announced, Asked, Hello, Refusal, ReportPart
 from tapfl.engine.flower.own import OwnFolder
+from tapfl.engine.flower.reported import records
 from tapfl.engine.flower.told import told
 from tapfl.engine.flower.turns import Turns
-from tapfl.engine.flower.wire import (
-    VERSION,
-    Announced,
-    Asked,
-    Hello,
-    Refusal,
-    ReportPart,
-    final_frame,
-    records,
-    update_frame,
-)
+from tapfl.engine.flower.wire import final_frame, update_frame
 from tapfl.engine.messages import Final
 from tapfl.engine.record import code_digest
 from tapfl.engine.site import Here

@@ -17,8 +17,10 @@ import torch
 from tapfl.config import Config
 from tapfl.engine.clientstore import ClientStore, Files
 from tapfl.engine.flower.frames import FrameError, unpack
+from tapfl.engine.flower.headers import Asked
+from tapfl.engine.flower.reported import records
 from tapfl.engine.flower.turns import Turns
-from tapfl.engine.flower.wire import Asked, records, update_frame
+from tapfl.engine.flower.wire import update_frame
 from tapfl.engine.record import code_digest
 from tapfl.engine.site import Here
 from tapfl.engine.turn import ClientTurn

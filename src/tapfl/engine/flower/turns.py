@@ -11,7 +11,8 @@ from tapfl.config import Config
 from tapfl.data.federation import Client
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.frames import Frame, FrameError
-from tapfl.engine.flower.wire import Asked, read_ask
+from tapfl.engine.flower.headers import Asked
+from tapfl.engine.flower.wire import read_ask
 from tapfl.engine.registry import plan
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Others, Worker
