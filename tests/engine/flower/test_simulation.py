@@ -18,6 +18,8 @@ from tapfl.errors import TapflError
 from tapfl.events import Message, RoundEnded
 from tapfl.use.load import load
 from tests.engine.flower.memory import Killed, while_alive
+from tests.engine.test_departures import Leaving
+from tests.engine.test_start import longer
 from tests.experiment import read_events, tiny_experiment
 
 METHODS = ["tap", "fedper"]
@@ -96,7 +98,7 @@ def record(folder):
     values = json.loads((folder / "run.json").read_text())
     values["environment"].pop("workers", None)
     return {key: value for key, value in values.items()
-            if key not in ("seconds", "memory", "times", "began")}
+            if key not in ("id", "seconds", "memory", "times", "began")}
 
 
 def state(folder):
@@ -134,6 +136,16 @@ def test_the_run_is_the_same(alone, workers):
     assert pool.most <= 3  # X of one turn, W and X of the next: no more waits at a worker
     model = load(out, client="shapes")
     assert model.predict("agnews", text="shares rise") is not None
+
+
+def test_a_run_goes_on_and_a_client_leaves_as_in_one_process(alone, tmp_path):
+    config = longer(setting(alone), 6, alone / "alone")
+    here, there = tmp_path / "here", tmp_path / "there"
+    run(config, here, device="cpu", notify=Leaving(here, 4, "news"))
+    through(Here(2), config, there, notify=Leaving(there, 4, "news"))
+    assert_same(here, there)
+    assert [event["round"] for event in events(there) if event["event"] == "left"] == [5, 4]
+    assert json.loads((there / "run.json").read_text())["id"]
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.dispatch import Dispatch, Gone, Pool
 from tapfl.engine.flower.station import owners
 from tapfl.engine.messages import Clients
-from tapfl.engine.record import code_digest
+from tapfl.engine.record import code_digest, run_id
 from tapfl.engine.registry import Plan
 from tapfl.engine.site import MakeSite, model_facts
 from tapfl.engine.worker import Worker
@@ -114,7 +114,7 @@ class Simulation:
     def facts(self, plans: Sequence[Plan]) -> dict[str, Any]:
         """Return what belongs into run.json before the first round."""
         facts = model_facts(self._context, plans, self.device) | self._facts | {
-            "clients": len(self._members), "federation": self._part}
+            "id": run_id(self.out), "clients": len(self._members), "federation": self._part}
         facts["environment"]["workers"] = self.pool.size
         return facts
 
