@@ -134,11 +134,11 @@ def tables(out, rounds):
     seeds = sorted({row["seed"] for row in rows})
     print(f"\n{rounds} rounds; seeds {', '.join(seeds)}\n")
 
-    def mean(attack, malicious, rule, model, key):
+    def cell(attack, malicious, rule, model, key):
         found = [float(row[key]) for row in rows if (
             row["attack"], row["malicious"], row["rule"], row["model"]) == (
             attack, str(malicious), rule, model)]
-        return f"{statistics.fmean(found):.0f}" if found else "-"
+        return " / ".join(f"{value:.0f}" for value in found) or "-"
 
     columns = [(rule, model) for rule in RULES for model in models(rule)]
     titles = [f"{rule}: {'W' if model == W else 'X'}" for rule, model in columns]
@@ -148,7 +148,7 @@ def tables(out, rounds):
         print(f"{key}, %\n\n| attack | malicious | {' | '.join(titles)} |")
         print("|---|---|" + "---|" * len(titles))
         for attack, malicious in wanted:
-            cells = [mean(attack, malicious, rule, model, key) for rule, model in columns]
+            cells = [cell(attack, malicious, rule, model, key) for rule, model in columns]
             print(f"| {attack} | {malicious} of {CLIENTS} | {' | '.join(cells)} |")
         print()
 
