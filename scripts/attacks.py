@@ -123,7 +123,7 @@ def run_all(out, seeds, rounds, rules):
 
 
 def cases():
-    """Return attacks with their numbers of malicious clients."""
+    """Return attacks with their numbers of malicious clients; what tells most comes first."""
     return [("none", 0), *((attack, n) for n in (3, 1) for attack in ATTACKS if attack != "none")]
 
 
@@ -134,20 +134,21 @@ def tables(out, rounds):
     seeds = sorted({row["seed"] for row in rows})
     print(f"\n{rounds} rounds; seeds {', '.join(seeds)}\n")
 
-    def mean(attack, malicious, rule, model, key):
+    def cell(attack, malicious, rule, model, key):
         found = [float(row[key]) for row in rows if (
             row["attack"], row["malicious"], row["rule"], row["model"]) == (
             attack, str(malicious), rule, model)]
-        return f"{statistics.fmean(found):.0f}" if found else "-"
+        return " / ".join(f"{value:.0f}" for value in found) or "-"
 
     columns = [(rule, model) for rule in RULES for model in models(rule)]
     titles = [f"{rule}: {'W' if model == W else 'X'}" for rule, model in columns]
-    for key, wanted in ((TEXTS, cases()), (IMAGES, cases()),
-                        ("triggered", [case for case in cases() if case[0] in SEEN])):
+    ordered = sorted(cases(), key=lambda case: (list(ATTACKS).index(case[0]), case[1]))
+    for key, wanted in ((TEXTS, ordered), (IMAGES, ordered),
+                        ("triggered", [case for case in ordered if case[0] in SEEN])):
         print(f"{key}, %\n\n| attack | malicious | {' | '.join(titles)} |")
         print("|---|---|" + "---|" * len(titles))
         for attack, malicious in wanted:
-            cells = [mean(attack, malicious, rule, model, key) for rule, model in columns]
+            cells = [cell(attack, malicious, rule, model, key) for rule, model in columns]
             print(f"| {attack} | {malicious} of {CLIENTS} | {' | '.join(cells)} |")
         print()
 

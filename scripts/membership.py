@@ -151,6 +151,8 @@ def tables(out, seed):
         found = {(row["noise"], row["attack"]): row for row in rows
                  if (row["task"], row["samples"]) == (task, str(samples))}
         names = [noise for noise in NOISE if (noise, "W: loss") in found]
+        if not names:
+            continue
         print(f"\n{task}, {samples} samples a client\n\n| | {' | '.join(names)} |")
         print("|---|" + "---|" * len(names))
         epsilons = [found[name, "W: loss"]["epsilon"] for name in names]

@@ -44,7 +44,8 @@ def test_the_share_by_hand():
     assert found_share([5.0], [5.0, 5.0]) == 0  # a tie finds nobody
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
+def test_intervals_hold_the_truth_about_as_often_as_they_say(monkeypatch):
+    monkeypatch.setattr("tapfl.privacy.membership.REPLICATES", 300)
     truth = NORMAL.cdf(0.5 / math.sqrt(2))
     found = [leak(*gaussian(0.5, 80, 120, seed)).auc for seed in range(20)]
     held = sum(each.low <= truth <= each.high for each in found)
