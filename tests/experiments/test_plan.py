@@ -34,7 +34,8 @@ CHANGES = [
     {"data": {"source": "hub"}}, {"train": {"rounds": 5}}, {"train": {"lr": 0.1}},
     {"train": {"cohort": 1}}, {"perfedavg": {"delta": 0.1}}, {"disentafl": {"weight": 0.1}},
     {"feddat": {"bottleneck": 5}}, {"fedprox": {"mu": 1.0}}, {"fedrep": {"head_share": 0.1}},
-    {"fedala": {"steps": 1}}, {"evaluation": {"max_new_tokens": 5}}]
+    {"fedala": {"steps": 1}}, {"evaluation": {"max_new_tokens": 5}},
+    {"aggregation": {"rule": "median"}}, {"privacy": {"mode": "central"}}, {"start": "elsewhere"}]
 # In the sections of personalizers: the federated run stays, a personal model changes.
 PERSONAL = [{"tap": {"temperature": 2.0}}, {"post": {"steps": 3}}, {"post": {"lr": 0.1}},
             {"ditto": {"pull": 1.0}}, {"apfl": {"alpha": 0.1}}]

@@ -269,6 +269,7 @@ def test_weights_that_train_are_never_packed_for_good():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a compiler")
+@pytest.mark.long
 @torch.no_grad()
 def test_compiled_equals_plain():
     layer = layers(build(tiny()))[0]
