@@ -230,3 +230,14 @@ def test_the_document_lists_every_field():
     names = {part for name in listed for part in re.split(r"[.\[\]]+", name)}
     assert names - words - {"", "*", "kind", "event"} == set()
     assert set(ALLOW) <= words
+
+
+def test_with_local_noise_no_loss_leaves_a_node(tmp_path):
+    messages = heard(tmp_path, (), privacy={"mode": "local", "noise": 1.0})
+    headers = [unpack(data)[0] for data in messages]
+    updates = [header for header in headers if header["kind"] == "update"]
+    assert updates
+    assert all(header["losses"] == {} and header["fault"] is None for header in updates)
+    record = json.loads((tmp_path / "server" / "run.json").read_text())
+    (promised,) = record["privacy"].values()
+    assert promised["epsilon"] > 0
