@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,6 +109,14 @@ class Here:
     def store(self, folder: Path) -> ClientStore:
         """Return what clients keep below a federated run's folder."""
         return ClientStore(folder / "clients", self.config.checkpoint.cache_mb << 20, self.device)
+
+
+def one_of_each(members: Iterable[Member]) -> list[Member]:
+    """Return the first member of every kind: members with the same tasks are of one kind."""
+    found: dict[tuple[str, ...], Member] = {}
+    for member in members:
+        found.setdefault(member.tasks, member)
+    return list(found.values())
 
 
 def model_facts(context: Context, plans: Sequence[Plan], device: str) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tapfl.engine.flower.wire import ask_frame, read_final, read_refusal, read_u
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
 from tapfl.engine.record import ELSEWHERE, code_digest, run_id
 from tapfl.engine.registry import Plan
-from tapfl.engine.site import model_facts
+from tapfl.engine.site import model_facts, one_of_each
 from tapfl.engine.start import started
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.constant import CONSTANT
@@ -78,10 +78,7 @@ class Elsewhere:
     @property
     def kinds(self) -> Sequence[Member]:
         """A client of every kind."""
-        found: dict[tuple[str, ...], Member] = {}
-        for member in self._members:
-            found.setdefault(member.tasks, member)
-        return list(found.values())
+        return one_of_each(self._members)
 
     def facts(self, plans: Sequence[Plan]) -> dict[str, Any]:
         """Return what a server can say: nothing of data, which stay where they are."""

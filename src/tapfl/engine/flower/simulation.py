@@ -24,7 +24,7 @@ from tapfl.engine.flower.station import owners
 from tapfl.engine.messages import Clients
 from tapfl.engine.record import code_digest, run_id
 from tapfl.engine.registry import Plan
-from tapfl.engine.site import MakeSite, model_facts
+from tapfl.engine.site import MakeSite, model_facts, one_of_each
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
 from tapfl.evaluation.evaluate import Evaluator
@@ -106,10 +106,7 @@ class Simulation:
     @property
     def kinds(self) -> Sequence[Member]:
         """A client of every kind."""
-        found: dict[tuple[str, ...], Member] = {}
-        for member in self._members:
-            found.setdefault(member.tasks, member)
-        return list(found.values())
+        return one_of_each(self._members)
 
     def facts(self, plans: Sequence[Plan]) -> dict[str, Any]:
         """Return what belongs into run.json before the first round."""
