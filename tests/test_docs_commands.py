@@ -31,10 +31,12 @@ KINDS = {
     r"^tapfl setup-metrics|^tapfl (run|validate) pair": "hub",
     r"(--data|data\.folder=) ?DIR": "data",
     r"^tapfl deploy\b": "servers",
+    r"^tapfl report reproduction": "time",
     r"^tapfl (bench|pretrain|watch)\b|^tapfl reproduce (?!.*--dry-run)": "time",
 }
 PLACEHOLDERS = {"RUN...": "runs/mine", "RUN": "runs/mine", "ID": "g0-4", "TASK": "vqa",
-                "F": "a.png", "T": "how many?", "DIR": "somewhere"}
+                "F": "a.png", "T": "how many?", "DIR": "somewhere", "CLIENT...": "g0-1",
+                "FILE": "examples/clinics/newcomers.yaml"}
 SMALL = ["train.rounds=2", "train.local_steps=1", "train.batch_size=4", "post.steps=1",
          "evaluation.max_new_tokens=4"]
 FEW = ["federation.groups=2", "data.train=60", "data.test=6"]  # for presets, which bring data
@@ -155,6 +157,7 @@ def workplace(tmp_path_factory):
             assert _run(f"tapfl run quickstart --seed {seed} --out runs/{seed}")
             shutil.copytree(f"runs/{seed}", f"runs/three/seed{seed}")
             shutil.copytree(f"runs/{seed}", f"runs/seed{seed}")
+        assert _run("tapfl run examples/clinics/clinics.yaml --out runs/clinics")
         for name in ("mine", "quickstart", "flava", "vilt"):
             shutil.copytree("runs/41", f"runs/{name}")
     return folder

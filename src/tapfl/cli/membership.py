@@ -17,8 +17,9 @@ def add_join(verbs: Verbs) -> None:
         "with fresh blocks where it has none (the decoder of an unknown task), personalised as\n"
         "the run's methods do in the end. DIR is a run's folder: predict, export, report and\n"
         "verdict work there. RUN is only read, and may have been stopped.",
-        ["tapfl join runs/clinics --federation newcomers.yaml --out runs/newcomers --alone",
-         "tapfl join runs/clinics --federation newcomers.yaml --out runs/longer "
+        ["tapfl join runs/clinics --federation examples/clinics/newcomers.yaml "
+         "--out runs/newcomers --alone",
+         "tapfl join runs/clinics --federation examples/clinics/newcomers.yaml --out runs/longer "
          "--set post.steps=50"])
     verb.add_argument("run_folder", type=Path, metavar="RUN", help="the folder of a run")
     verb.add_argument("--federation", type=Path, required=True, metavar="FILE",
