@@ -36,7 +36,7 @@ KINDS = {
 }
 PLACEHOLDERS = {"RUN...": "runs/mine", "RUN": "runs/mine", "ID": "g0-4", "TASK": "vqa",
                 "F": "a.png", "T": "how many?", "DIR": "somewhere", "CLIENT...": "g0-1",
-                "FILE": "examples/clinics/newcomers.yaml"}
+                "FILE": "examples/clinics/newcomers.yaml", "NEW": "newcomers"}
 SMALL = ["train.rounds=2", "train.local_steps=1", "train.batch_size=4", "post.steps=1",
          "evaluation.max_new_tokens=4"]
 FEW = ["federation.groups=2", "data.train=60", "data.test=6"]  # for presets, which bring data

@@ -19,8 +19,8 @@ def add_join(verbs: Verbs) -> None:
         "verdict work there. RUN is only read, and may have been stopped.",
         ["tapfl join runs/clinics --federation examples/clinics/newcomers.yaml "
          "--out runs/newcomers --alone",
-         "tapfl join runs/clinics --federation examples/clinics/newcomers.yaml --out runs/longer "
-         "--set post.steps=50"])
+         "tapfl join runs/clinics --federation examples/clinics/newcomers.yaml "
+         "--out runs/trained-more --set post.steps=50"])
     verb.add_argument("run_folder", type=Path, metavar="RUN", help="the folder of a run")
     verb.add_argument("--federation", type=Path, required=True, metavar="FILE",
                       help="a federation file with the newcomers and their tasks")
