@@ -67,7 +67,7 @@ def add_leave(verbs: Verbs) -> None:
         "Let clients leave a run: from the next round on they are asked for nothing, and nothing\n"
         "of theirs is averaged. What they keep is not touched. The run may be under way, or be\n"
         "resumed later; a run that goes on from it (start) does without them, too.",
-        ["tapfl leave runs/quickstart g0-1 g2-7"])
+        ["tapfl leave runs/quickstart g0-1 g1-7"])
     verb.add_argument("run_folder", type=Path, metavar="RUN",
                       help="the folder of a run; of a deployment the server's")
     verb.add_argument("clients", nargs="+", metavar="CLIENT", help="the clients that leave, by id")
