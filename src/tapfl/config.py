@@ -141,6 +141,11 @@ class Config(Section):
                 raise ValueError(f"methods: {name[:80]!r} is not the name of a method")
         return self
 
+    def with_data(self, folder: str) -> Config:
+        """Return the configuration with another mirror of the hub's data sets."""
+        data = self.data.model_copy(update={"folder": folder})
+        return self.model_copy(update={"data": data})
+
     @property
     def post_lr(self) -> float:
         """The learning rate after federation."""

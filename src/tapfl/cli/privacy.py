@@ -61,7 +61,4 @@ def _promised(folder: Path) -> None:
     for name, found in record.privacy.items():
         print(in_words(name, found))
     if len(record.privacy) > 1:
-        delta = record.config.privacy.delta
-        total = together(record.privacy, delta)
-        print(f"all of them together, on the same data: epsilon "
-              f"{'infinite' if total is None else format(total, '.3g')} at delta {delta:g}")
+        print(together(record.privacy, record.config.privacy.delta))

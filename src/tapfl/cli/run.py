@@ -160,8 +160,7 @@ def _run_config(options: argparse.Namespace) -> Any:
         config = load_config(options.preset, [*options.overrides, *more])
     if options.data:
         data_folder(options.data)
-        data = config.data.model_copy(update={"folder": options.data})
-        config = config.model_copy(update={"data": data})
+        config = config.with_data(options.data)
     return config
 
 

@@ -75,10 +75,11 @@ def noise_for(found: Promise, target: float) -> float:
                if each.blocks and each.rounds)
 
 
-def together(promises: Mapping[str, Promise], delta: float) -> float | None:
-    """Return the largest epsilon of any client over several federated runs on the same data."""
-    value = _worst(list(promises.values()), delta)["epsilon"]
-    return value if isinstance(value, float) else None
+def together(promises: Mapping[str, Promise], delta: float) -> str:
+    """Say what several federated runs on the same data promise: their releases add up."""
+    found = _worst(list(promises.values()), delta)["epsilon"]
+    stated = f"{found:.3g}" if isinstance(found, float) else "infinite"
+    return f"all federated runs on these data together: epsilon {stated} at delta {delta:g}"
 
 
 def _worst(promises: Sequence[Promise], delta: float) -> dict[str, float | str | None]:

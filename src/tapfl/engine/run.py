@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import hashlib
-import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -202,9 +201,7 @@ class _Run:
         privacy[each.name] = promise(each.config, self.site.members, method.exchanged, cohorts)
         self.notify(Message(f"privacy: {in_words(each.name, privacy[each.name])}"))
         if len(privacy) > 1:
-            delta = each.config.privacy.delta
-            self.notify(Message("privacy: all federated runs on these data together: epsilon "
-                                f"{together(privacy, delta) or math.inf:.3g} at delta {delta:g}"))
+            self.notify(Message(f"privacy: {together(privacy, each.config.privacy.delta)}"))
         self.record.save(self.out)
 
     def _record_method(self, name: str, method: FederatedMethod) -> None:
