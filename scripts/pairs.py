@@ -17,7 +17,7 @@ import yaml
 
 from tapfl.cli import main as tapfl
 from tapfl.config import FederationConfig, load_config
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.theory.bound import Block, Setting, bound, constant, max_step_size
 from tapfl.theory.federation import ownerships
 

@@ -3,7 +3,7 @@
 import itertools
 
 from tapfl.config import load_config
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.data.sources import load_data
 from tapfl.evaluation.probe import linear_probe
 from tapfl.model.foundation import build_foundation, load_tokenizer

@@ -23,7 +23,7 @@ from machines import Machines
 from refusals import refusals
 
 from tapfl.config import load_config
-from tapfl.data.federation import client_ids, load_federation
+from tapfl.data.participants import client_ids, load_federation
 from tapfl.engine.flower.frames import pack
 
 SETTINGS = ("threads=1", "methods=[fedavg,tap]", "train.cohort=3",

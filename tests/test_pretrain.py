@@ -2,7 +2,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tapfl.config import FoundationConfig, load_config
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.data.sources import load_data
 from tapfl.errors import TapflError
 from tapfl.evaluation.probe import linear_probe

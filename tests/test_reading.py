@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tapfl.config import Config, FederationConfig, load_config, preset_text
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.errors import LONGEST, TapflError, nearest, shown
 from tapfl.reading import check, parse_yaml, read_text, yaml_value
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from tapfl.config import load_config
-from tapfl.data.federation import Federation, load_federation
+from tapfl.data.federation import Federation
+from tapfl.data.participants import load_federation
 from tapfl.data.sources import load_data
 from tapfl.engine.build import own_data
 from tapfl.errors import TapflError

@@ -6,13 +6,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tapfl.config import FederationConfig
-from tapfl.data.federation import (
-    Federation,
-    FederationFile,
-    Member,
-    layout_names,
-    load_federation,
-)
+from tapfl.data.federation import Federation, Member
+from tapfl.data.layout import FederationFile
+from tapfl.data.participants import layout_names, load_federation
 from tapfl.data.skew import deal
 from tapfl.data.sources import Splits
 from tapfl.errors import TapflError

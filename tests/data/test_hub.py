@@ -10,7 +10,7 @@ from PIL import Image
 
 from tapfl.config import load_config
 from tapfl.data import hub, templates
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.data.prepare import picture
 from tapfl.data.sources import load_data
 from tapfl.data.table import hub_table

@@ -5,7 +5,8 @@ import torch
 from tapfl.config import FederationConfig, load_config
 from tapfl.data import miniature, templates
 from tapfl.data.batches import Texts
-from tapfl.data.federation import Federation, load_federation
+from tapfl.data.federation import Federation
+from tapfl.data.participants import load_federation
 from tapfl.data.sources import load_data
 from tapfl.errors import TapflError
 from tapfl.model.foundation import load_tokenizer

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from tapfl.config import DataConfig, load_config
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.data.sources import load_data
 from tapfl.data.synthetic import MAX_REFERENCES, SHAPES, generate
 from tapfl.errors import TapflError

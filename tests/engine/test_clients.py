@@ -8,7 +8,7 @@ import torch
 from tapfl.blocks import Ownership
 from tapfl.cli import main
 from tapfl.config import FederationConfig, load_config
-from tapfl.data.federation import client_ids, load_federation
+from tapfl.data.participants import client_ids, load_federation
 from tapfl.engine.build import build
 from tapfl.engine.record import read_record
 from tapfl.engine.run import run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tapfl.config import Config
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import (
     ALL,

@@ -11,7 +11,7 @@ import transformers as hf
 
 from tapfl.cli import main
 from tapfl.config import load_config, preset_text
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.model.foundation import build_foundation
 from tests.conftest import PAIR
 

@@ -4,7 +4,7 @@ from fractions import Fraction
 import pytest
 
 from tapfl.config import FederationConfig, load_config, preset_names
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.errors import TapflError
 from tapfl.evaluation.metrics import LOWER_IS_BETTER
 from tapfl.evaluation.significance import ALPHA, Sample, welch

@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from tapfl.cli import main
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.engine.files import Label
 from tapfl.engine.record import RunRecord
 from tapfl.engine.results import write_results

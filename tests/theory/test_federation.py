@@ -2,8 +2,8 @@
 
 import pytest
 
-from tapfl.config import load_config
-from tapfl.data.federation import FederationConfig, load_federation
+from tapfl.config import FederationConfig, load_config
+from tapfl.data.participants import load_federation
 from tapfl.theory.federation import ownerships
 from tests.experiment import FEDERATION
 

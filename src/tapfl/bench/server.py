@@ -9,7 +9,7 @@ import torch
 from tapfl.bench.measure import Report, timed
 from tapfl.blocks import BlockAverage, BlockState
 from tapfl.config import Config
-from tapfl.data.federation import load_federation, taking_part
+from tapfl.data.participants import load_federation, taking_part
 from tapfl.model.network import build_network
 
 DISTINCT = 4  # updates that are cycled through: memory does not grow with the count of clients

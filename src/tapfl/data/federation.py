@@ -1,155 +1,23 @@
-"""Federations: which clients there are, their tasks, and their share of each data set."""
+"""Federations: the clients that take part, and their share of each data set."""
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from importlib import resources
-from pathlib import Path
-from typing import Annotated, overload
+from typing import overload
 
 import numpy as np
-from pydantic import BeforeValidator, Discriminator, Field, PlainSerializer, Tag
 
-from tapfl.config import FederationConfig, Section
+from tapfl.config import FederationConfig
 from tapfl.data.batches import ClientData, Rows, TaskData
-from tapfl.data.custom import DataEntry, OwnData
+from tapfl.data.layout import ClientEntry, FederationFile
+from tapfl.data.participants import client_id, hint, id_at, place_of, places, taking_part
 from tapfl.data.skew import deal
 from tapfl.data.sources import Pair, Splits
-from tapfl.errors import TapflError, nearest
-from tapfl.reading import check, is_file, parse_yaml, read_text
-from tapfl.tasks import Task, check_name
-
-SERVER = "server"
-HINTS = 100  # clients that an unknown id is compared with
-
-
-def _fraction(value: object) -> Fraction:
-    if not re.fullmatch(r"\d{1,9}(\.\d{1,9}|/0*[1-9]\d{0,8})?", str(value)):
-        raise ValueError("expected a share such as 1, 0.5 or 1/3")
-    share = Fraction(str(value))
-    if not 0 < share <= 1:
-        raise ValueError("a share is above 0 and at most 1")
-    return share
-
-
-Share = Annotated[Fraction, BeforeValidator(_fraction), PlainSerializer(str)]
-# What a client holds of a task: a share of its data set, or data of its own.
-Holding = Annotated[
-    Annotated[Share, Tag("share")] | Annotated[DataEntry, Tag("data")],
-    Discriminator(lambda value: "data" if isinstance(value, dict | DataEntry) else "share")]
-
-
-class TaskEntry(Section):
-    """A task in a federation file; ``classes`` is their number, or their names.
-
-    ``data`` is where its samples are; without it they come from the configuration's source, or
-    every client that has the task has its own.
-    """
-
-    kind: str
-    modalities: list[str]
-    classes: Annotated[int, Field(ge=0, le=1_000_000)] | list[str] = 0
-    data: DataEntry | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The classes' names, where they are given."""
-        return tuple(self.classes) if isinstance(self.classes, list) else ()
-
-
-class ClientEntry(Section):
-    """A kind of client: its name and, for each of its tasks, its share or its own data."""
-
-    name: str
-    tasks: dict[str, Holding] = Field(min_length=1)
-
-
-class FederationFile(Section):
-    """Who holds what, for one group of clients."""
-
-    tasks: dict[str, TaskEntry] = Field(min_length=1)
-    clients: list[ClientEntry] = Field(min_length=1)
-
-    def task_table(self) -> dict[str, Task]:
-        """Return the tasks by name."""
-        return {name: Task(name, e.kind, tuple(e.modalities),
-                           e.classes if isinstance(e.classes, int) else len(e.classes))
-                for name, e in self.tasks.items()}
-
-    def own_data(self, folder: Path) -> OwnData:
-        """Return which data the file names itself, by task and by client."""
-        clients: dict[str, dict[str, DataEntry]] = {}
-        for client in self.clients:
-            for task, holding in client.tasks.items():
-                if isinstance(holding, DataEntry):
-                    clients.setdefault(task, {})[client.name] = holding
-        return OwnData(folder, {n: e.names for n, e in self.tasks.items() if e.names},
-                       {n: e.data for n, e in self.tasks.items() if e.data}, clients)
-
-
-def layout_names() -> list[str]:
-    """Return the names of the shipped layouts."""
-    return sorted(p.name.removesuffix(".yaml")
-                  for p in (resources.files("tapfl") / "presets" / "layouts").iterdir())
-
-
-def load_federation(config: FederationConfig) -> FederationFile:
-    """Read the layout or the file that the configuration names, and check that it adds up."""
-    if config.file is not None:
-        if not is_file(config.file):
-            raise TapflError(f"federation.file: no such file: {config.file}")
-        text, where = read_text(config.file), config.file
-    elif config.layout in layout_names():
-        where = f"layouts/{config.layout}.yaml"
-        text = (resources.files("tapfl") / "presets" / where).read_text()
-    else:
-        raise TapflError(f"federation.layout: unknown layout '{config.layout}'"
-                         + nearest(config.layout, layout_names()))
-    federation = check(FederationFile, parse_yaml(text, where), where)
-    try:
-        federation.task_table()
-        _check_clients(federation)
-    except TapflError as error:
-        raise TapflError(f"{where}: {error}") from None
-    _places(federation, config)
-    return federation
-
-
-def _check_clients(federation: FederationFile) -> None:
-    seen: set[str] = set()
-    held = dict.fromkeys(federation.tasks, Fraction(0))
-    for client in federation.clients:
-        check_name(client.name, "client")
-        if client.name.lower() == SERVER:
-            raise TapflError(f"client '{client.name}': this name is the server's")
-        if client.name in seen:
-            raise TapflError(f"client '{client.name}' is there twice")
-        seen.add(client.name)
-        for task, holding in client.tasks.items():
-            if task not in federation.tasks:
-                raise TapflError(f"client '{client.name}': unknown task '{task}'"
-                                 + nearest(task, federation.tasks))
-            held[task] += 0 if isinstance(holding, DataEntry) else holding
-    own = federation.own_data(Path())
-    for task, entry in federation.tasks.items():
-        if len(set(entry.names)) != len(entry.names):
-            raise TapflError(f"task '{task}': two classes have the same name")
-        if task in own.clients and (held[task] or task in own.tasks):
-            raise TapflError(f"task '{task}': either its clients bring data of their own, all of "
-                             "them, or they hold shares of one data set")
-    for task, total in held.items():
-        if task in own.clients:
-            continue
-        if total > 1:
-            raise TapflError(f"task '{task}': the clients' shares add up to {total}, more than 1")
-        if total == 0:
-            raise TapflError(f"task '{task}' is held by no client")
+from tapfl.errors import TapflError
 
 
 @dataclass(frozen=True)
@@ -196,7 +64,7 @@ class Federation(Sequence[Client]):
         self.file, self.splits, self.config, self.seed = (
             taking_part(file, config), splits, config, seed)
         self.tasks = self.file.task_table()
-        self._whole, self._places = file, _places(file, config)
+        self._whole, self._places = file, places(file, config)
         self._starts = _starts(file)
         self._orders = {task: _rng(seed, "order", task).permutation(len(train))
                         for task, (train, _) in splits.items()}
@@ -272,20 +140,20 @@ class Federation(Sequence[Client]):
         kept = int(count * self.config.holdout)
         if self.config.holdout and not 0 < kept < count:
             raise TapflError(
-                f"federation.holdout: client '{_id(place, self._whole, self.config)}' has {count} "
-                f"sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
+                f"federation.holdout: client '{id_at(place, self._whole, self.config)}' has "
+                f"{count} sample(s) of '{task}', too few to hold out {self.config.holdout:g}")
         return kept
 
     def id_of(self, index: int) -> str:
         """Return a client's id: its kind's name and, where there are several, its group."""
-        return _id(self._places[index], self._whole, self.config)
+        return id_at(self._places[index], self._whole, self.config)
 
     def find(self, id_: str) -> Client:
         """Return a client by its id."""
-        place = _place(id_, self._whole, self.config)
+        place = place_of(id_, self._whole, self.config)
         if place is None or place not in self._places:
             raise TapflError(f"unknown client '{id_}'"
-                             + _hint(id_, self._whole, self.config, self._places))
+                             + hint(id_, self._whole, self.config, self._places))
         return self[self._places.index(place)]
 
     def _rows(self, place: int, task: str) -> tuple[Rows, Rows]:
@@ -359,92 +227,6 @@ class Roster(Sequence[Member]):
             return [self[i] for i in range(*index.indices(len(self)))]
         client = self._federation[index]
         return Member(client.id, client.index, client.tasks, client.samples)
-
-
-def client_id(group: int, name: str, groups: int) -> str:
-    """Return the id of a kind of client in a group; ``parse_id`` is its inverse."""
-    return name if groups == 1 else f"g{group}-{name}"
-
-
-def tasks_of(file: FederationFile, config: FederationConfig) -> dict[str, list[str]]:
-    """Return the tasks of every client that takes part, by id, in the roster's order."""
-    kinds = {entry.name: list(entry.tasks) for entry in file.clients}
-    return {id_: kinds[parse_id(id_, config.groups)[1]] for id_ in client_ids(file, config)}
-
-
-def parse_id(id_: str, groups: int) -> tuple[int, str]:
-    """Return the group and the name in an id; what is no id has neither."""
-    if groups == 1:
-        return 0, id_
-    found = re.fullmatch(r"g(0|[1-9][0-9]{0,8})-(.+)", id_)
-    return (int(found[1]), found[2]) if found else (0, "")
-
-
-def client_ids(file: FederationFile, config: FederationConfig) -> Iterator[str]:
-    """Iterate over the ids of the clients that take part, in the federation's order."""
-    chosen = None if config.clients is None else set(config.clients)
-    for group in range(config.groups):
-        for entry in file.clients:
-            id_ = client_id(group, entry.name, config.groups)
-            if chosen is None or id_ in chosen:
-                yield id_
-
-
-def client_count(file: FederationFile, config: FederationConfig) -> int:
-    """Return how many clients take part."""
-    return (config.groups * len(file.clients) if config.clients is None
-            else len(set(config.clients)))
-
-
-def taking_part(file: FederationFile, config: FederationConfig) -> FederationFile:
-    """Return the kinds of clients that take part, and the tasks that these hold."""
-    if config.clients is None:
-        return file
-    kinds = {parse_id(id_, config.groups)[1] for id_ in config.clients}
-    clients = [entry for entry in file.clients if entry.name in kinds]
-    held = {task for entry in clients for task in entry.tasks}
-    return file.model_copy(update={"clients": clients, "tasks": {
-        name: entry for name, entry in file.tasks.items() if name in held}})
-
-
-def _places(file: FederationFile, config: FederationConfig) -> Sequence[int]:
-    """Return the places of the clients that take part; ``config`` may name some that are none."""
-    everybody = range(config.groups * len(file.clients))
-    if config.clients is None:
-        return everybody
-    found = set()
-    for id_ in config.clients:
-        place = _place(id_, file, config)
-        if place is None:
-            raise TapflError(f"federation.clients: unknown client '{id_}'"
-                             + _hint(id_, file, config, everybody))
-        if place in found:
-            raise TapflError(f"federation.clients: '{id_}' is there twice")
-        found.add(place)
-    return sorted(found)
-
-
-def _place(id_: str, file: FederationFile, config: FederationConfig) -> int | None:
-    """Return a client's number among all of the federation; None for an id that is nobody's."""
-    group, name = parse_id(id_, config.groups)
-    for kind, entry in enumerate(file.clients):
-        if entry.name == name and group < config.groups:
-            return group * len(file.clients) + kind
-    return None
-
-
-def _id(place: int, file: FederationFile, config: FederationConfig) -> str:
-    group, kind = divmod(place, len(file.clients))
-    return client_id(group, file.clients[kind].name, config.groups)
-
-
-def _hint(id_: str, file: FederationFile, config: FederationConfig, places: Sequence[int]) -> str:
-    """Name a client that may be meant by an id that is nobody's."""
-    # Its own group is the best hint; all clients together would take long to compare.
-    group, kinds = parse_id(id_, config.groups)[0], len(file.clients)
-    first = bisect.bisect_left(places, group * kinds) if group < config.groups else 0
-    known = places[first:first + max(kinds, HINTS)]
-    return nearest(id_, (_id(place, file, config) for place in known))
 
 
 def _starts(file: FederationFile) -> list[dict[str, Fraction]]:

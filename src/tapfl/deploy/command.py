@@ -196,7 +196,7 @@ def _add_local(verbs: Verbs) -> None:
 def _local(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.local import run_local
-    from tapfl.data.federation import client_ids, load_federation
+    from tapfl.data.participants import client_ids, load_federation
     from tapfl.engine.results import read_results
     from tapfl.engine.run import pick_device
     from tapfl.report.tables import show

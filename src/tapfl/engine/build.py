@@ -11,16 +11,10 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.custom import OwnData
-from tapfl.data.federation import (
-    Federation,
-    FederationFile,
-    Member,
-    client_count,
-    load_federation,
-    parse_id,
-    taking_part,
-)
+from tapfl.data.federation import Federation, Member
 from tapfl.data.hub import SETS
+from tapfl.data.layout import FederationFile
+from tapfl.data.participants import client_count, load_federation, parse_id, taking_part
 from tapfl.data.sources import load_data
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Subscriber, nobody

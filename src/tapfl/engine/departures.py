@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from tapfl.data.federation import client_ids
+from tapfl.data.participants import client_ids
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.record import FILE as RECORD
 from tapfl.engine.record import read_record

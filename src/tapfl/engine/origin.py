@@ -9,7 +9,8 @@ from typing import Any
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config
-from tapfl.data.federation import FederationFile, client_ids, parse_id
+from tapfl.data.layout import FederationFile
+from tapfl.data.participants import client_ids, parse_id
 from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.files import Label, read_state
 from tapfl.engine.record import ELSEWHERE, FILE, RunRecord, read_record

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict
 
 from tapfl.blocks import BlockState, Ownership
 from tapfl.config import Config, PrivacyConfig
-from tapfl.data.federation import Member, load_federation, tasks_of
+from tapfl.data.federation import Member
+from tapfl.data.participants import load_federation, tasks_of
 from tapfl.federated.server import Server
 from tapfl.privacy.accountant import Releases, epsilon, needed_noise
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tapfl import __version__
 from tapfl.config import MAX_THREADS, CheckpointConfig, Config, SpeedConfig
-from tapfl.data.federation import FederationFile
+from tapfl.data.layout import FederationFile
 from tapfl.engine.files import write_json
 from tapfl.engine.promise import Promise
 from tapfl.errors import TapflError

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from tapfl.config import Config
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tapfl.config import NEW, Config
-from tapfl.data.federation import client_ids, load_federation
+from tapfl.data.participants import client_ids, load_federation
 from tapfl.engine.departures import inherit, leavers
 from tapfl.engine.origin import Origin, Stored
 from tapfl.engine.record import FILE, Started, StartedModel, read_record

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from tapfl.config import Config
-from tapfl.data.federation import client_count, load_federation, taking_part
+from tapfl.data.participants import client_count, load_federation, taking_part
 from tapfl.engine.build import build
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.registry import plan

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from tapfl.config import Config, usable_cores
-from tapfl.data.federation import client_count, load_federation
+from tapfl.data.participants import client_count, load_federation
 from tapfl.engine.process import end_with_parent
 from tapfl.engine.record import RunRecord
 from tapfl.errors import TapflError

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.config import Config, FederationConfig
-from tapfl.data.federation import load_federation
+from tapfl.data.participants import load_federation
 from tapfl.engine.record import FILE, RunRecord, code_digest, read_record
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import Experiment, Model, Part

@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from tapfl.config import Config
-from tapfl.data.federation import FederationFile, load_federation, taking_part
+from tapfl.data.layout import FederationFile
+from tapfl.data.participants import load_federation, taking_part
 from tapfl.model.network import build_network
 from tapfl.tasks import Task
 

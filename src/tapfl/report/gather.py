@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tapfl.blocks import Ownership
-from tapfl.data.federation import client_ids, parse_id
+from tapfl.data.participants import client_ids, parse_id
 from tapfl.engine.labels import TaskLabels, read_labels
 from tapfl.engine.record import FILE, RunRecord, read_record
 from tapfl.errors import TapflError

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tapfl.data.federation import parse_id
+from tapfl.data.participants import parse_id
 from tapfl.evaluation.metrics import METRIC_ORDER, metric_kind
 from tapfl.methods import LOCAL
 from tapfl.model.summary import MIB

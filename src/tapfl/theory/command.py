@@ -108,7 +108,7 @@ def _analysis(options: argparse.Namespace) -> Analysis:
 def read_config(name: str, overrides: list[str]) -> Config:
     """Read a layout, a preset, a configuration file, or a federation file on the mini model."""
     from tapfl.config import load_config, preset_names
-    from tapfl.data.federation import layout_names
+    from tapfl.data.participants import layout_names
     from tapfl.reading import is_file, parse_yaml, read_text
 
     if is_file(name) and name not in preset_names():

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from tapfl.blocks import Ownership
 from tapfl.config import Config
-from tapfl.data.federation import FederationFile, client_ids, load_federation, parse_id, taking_part
+from tapfl.data.layout import FederationFile
+from tapfl.data.participants import client_ids, load_federation, parse_id, taking_part
 from tapfl.model.network import build_network
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config, Section
-from tapfl.data.federation import HINTS, ClientEntry, FederationFile, client_ids, parse_id
+from tapfl.data.layout import ClientEntry, FederationFile
+from tapfl.data.participants import HINTS, client_ids, parse_id
 from tapfl.engine.files import Label, header_digest, read_state
 from tapfl.engine.record import FILE, RunRecord, read_object, read_record
 from tapfl.errors import TapflError, nearest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.config import Config, set_key
-from tapfl.data.federation import client_ids, load_federation
+from tapfl.data.participants import client_ids, load_federation
 from tapfl.engine.messages import Row
 from tapfl.engine.origin import Origin
 from tapfl.engine.registry import find_plan

@@ -11,7 +11,8 @@ from typing import Any
 
 from tapfl.blocks import BlockState
 from tapfl.config import Config
-from tapfl.data.federation import Member, load_federation, taking_part, tasks_of
+from tapfl.data.federation import Member
+from tapfl.data.participants import load_federation, taking_part, tasks_of
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.departures import leavers

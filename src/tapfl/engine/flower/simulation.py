@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from tapfl.config import Config
-from tapfl.data.federation import Member, load_federation, taking_part
+from tapfl.data.federation import Member
+from tapfl.data.participants import load_federation, taking_part
 from tapfl.engine.build import build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.dispatch import Dispatch, Gone, Pool
