@@ -15,10 +15,12 @@ from PIL import Image
 from tapfl.config import DataConfig, load_config
 from tapfl.data import custom, hub, prepare
 from tapfl.data.batches import TaskData, Texts
+from tapfl.data.checksums import checksum, checksums
 from tapfl.data.custom import DataEntry, OwnData
+from tapfl.data.files import file_table, text_rows
 from tapfl.data.prepare import Preparation, dropped_rows, picture
 from tapfl.data.prompts import prompt
-from tapfl.data.table import checksums, content, file_table, hub_table, text_rows, whole_number
+from tapfl.data.table import hub_table, whole_number
 from tapfl.errors import TapflError
 from tapfl.events import RowsDropped
 from tapfl.model.foundation import load_tokenizer
@@ -270,9 +272,9 @@ def test_a_folder_of_pictures_with_odd_files(tmp_path, tokenizer, in_time):
     assert data.labels.tolist() == [0] * 4 + [1] * 4
     assert sorted(r.split(" (")[0] for r in reasons(dropped).values())[1:] == [
         "not a regular file", "the file name '1/caf\\udce9.png' is not UTF-8"]
-    before = content(folder)
+    before = checksum(folder)
     os.unlink(odd)  # noqa: PTH108 (the name is bytes)
-    assert content(folder) != before
+    assert checksum(folder) != before
 
 
 def test_decompression_bombs_are_broken_rows(tmp_path, tokenizer, monkeypatch, recwarn):

@@ -14,9 +14,9 @@ import torch
 from tapfl.bench.measure import Report, changed, once, timed
 from tapfl.config import Config
 from tapfl.data.batches import ClientData, TaskData
+from tapfl.data.checksums import forget_checksums
 from tapfl.data.participants import load_federation, taking_part
 from tapfl.data.sources import load_data
-from tapfl.data.table import forget_checksums
 from tapfl.engine.build import own_data
 from tapfl.model.foundation import build_foundation, load_tokenizer
 

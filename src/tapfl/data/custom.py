@@ -15,8 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from tapfl.config import DataConfig, PathText, Section
 from tapfl.data.batches import TaskData
+from tapfl.data.files import file_table
 from tapfl.data.prepare import Preparation, Recipe
-from tapfl.data.table import Row, Table, file_table, hub_table, mirror, whole_number
+from tapfl.data.table import Row, Table, hub_table, mirror, whole_number
 from tapfl.errors import TapflError, nearest, one_line, shown
 from tapfl.reading import exists, is_file
 from tapfl.tasks import TEXT_GENERATION, Task

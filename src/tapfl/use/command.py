@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfl.data.table import text_rows
+from tapfl.data.files import text_rows
 from tapfl.engine.files import replacing
 from tapfl.errors import TapflError, as_tapfl_error
 from tapfl.use.export import export
