@@ -8,7 +8,8 @@ import transformers as hf
 
 from tapfl.config import FoundationConfig
 from tapfl.model.encoder import EncoderBlock
-from tapfl.model.foundation import RANDOM_SEED, build_foundation
+from tapfl.model.foundation import build_foundation
+from tapfl.model.weights import RANDOM_SEED
 
 
 def seeded(build):

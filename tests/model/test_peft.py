@@ -7,11 +7,10 @@ import torch
 import transformers as hf
 
 from tapfl.errors import TapflError
-from tapfl.model.foundation import RANDOM_SEED
 from tapfl.model.network import build_network
 from tapfl.model.packages import MINILM, is_installed
 from tapfl.model.peft import export_encoder_lora
-from tapfl.model.weights import flava_fields
+from tapfl.model.weights import RANDOM_SEED, flava_fields
 from tests.conftest import FLAVA, PAIR, TASKS, VILT, randomize, tiny_config
 
 

@@ -6,8 +6,8 @@ import transformers as hf
 
 from tapfl.config import Config
 from tapfl.model.encoder import EncoderBlock
-from tapfl.model.foundation import RANDOM_SEED, build_foundation
-from tapfl.model.weights import flava_fields
+from tapfl.model.foundation import build_foundation
+from tapfl.model.weights import RANDOM_SEED, flava_fields
 from tests.conftest import FLAVA, PAIR, TINY, VILT, tiny_config
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

@@ -23,7 +23,7 @@ from tapfl.engine.record import FILE, RunRecord, code_digest, read_record
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.methods import PERSONAL_SECTIONS, MethodSpec, folder_name, is_ours, method_specs
-from tapfl.model.foundation import SHIPPED
+from tapfl.model.weights import SHIPPED
 from tapfl.reading import check
 
 # What a federated run's results do not depend on: where and how fast it is computed, and who

@@ -6,12 +6,9 @@ a local folder, or random ones from its configuration. The parts that are not us
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,20 +16,25 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from tapfl.config import FoundationConfig, SpeedConfig
 from tapfl.errors import TapflError, as_tapfl_error, nearest
-from tapfl.model.encoder import MEAN, STD, Encoder, ImageEmbedding, TextEmbedding
+from tapfl.model.encoder import Encoder, TextEmbedding
 from tapfl.model.layer import TransformerLayer
 from tapfl.model.packages import resolve
-from tapfl.model.weights import Source, flava_fields, preprocessing, seeded
+from tapfl.model.parts import (
+    find_stack,
+    first_layers,
+    image_embedding,
+    layers_of,
+    renormalize,
+    verify,
+)
+from tapfl.model.weights import RANDOM, SHIPPED, Request, Source, flava_fields
 from tapfl.tasks import MODALITIES
 
-RANDOM = "random"
 AMPERE = (8, 0)  # the first GPUs that compute in bf16
-SHIPPED = "shipped"  # the mini foundation's weights, which come with the package
-RANDOM_SEED = 20250926  # a random base is the same in every process, as a downloaded one is
 
 MINI_SIZES = {
     "hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -119,31 +121,6 @@ def _suits_kernels(layer: TransformerLayer) -> bool:
     return fast.suits(layer)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What to build: the configuration, which modalities the owner has, how many layers."""
-
-    config: FoundationConfig
-    modalities: tuple[str, ...]
-    depth: int  # backbone layers: twice layers_per_stage
-    meta: bool
-
-    def model(self, source: Source, weights: str, fields: dict[str, Any] | None,
-              wanted: Sequence[str] = ()) -> Any:
-        """Return a model of the library; tensors under ``wanted`` (all) must be there."""
-        if weights == RANDOM or (self.meta and weights == source.published):
-            config = source.configure(fields or {})
-        else:
-            config = source.read_config(weights)
-        if self.meta:
-            with torch.device("meta"):
-                return source.build(config)
-        if weights == RANDOM:
-            with seeded(RANDOM_SEED):
-                return source.build(config)
-        return source.read(weights, wanted)
-
-
 def build_foundation(
     config: FoundationConfig, modalities: Sequence[str] = MODALITIES, layers_per_stage: int = 1,
     device: str = "cpu",
@@ -155,7 +132,7 @@ def build_foundation(
     for modality in modalities:
         if modality not in MODALITIES:
             raise TapflError(f"unknown modality '{modality}'" + nearest(modality, MODALITIES))
-    request = _Request(config, tuple(m for m in MODALITIES if m in modalities),
+    request = Request(config, tuple(m for m in MODALITIES if m in modalities),
                        2 * layers_per_stage, device == "meta")
     return _BUILDERS[config.name](request).to(device)
 
@@ -175,7 +152,7 @@ def load_tokenizer(config: FoundationConfig) -> Any:
         return AutoTokenizer.from_pretrained(resolve(source), trust_remote_code=False)
 
 
-def _flava(request: _Request, **sizes: Any) -> Foundation:
+def _flava(request: Request, **sizes: Any) -> Foundation:
     """FLAVA's encoders; the first layers of its multimodal encoder as backbone."""
     weights = request.config.single_weights
     source = Source("FlavaModel", "flava", "facebook/flava-full", flava_fields)
@@ -185,22 +162,22 @@ def _flava(request: _Request, **sizes: Any) -> Foundation:
     encoders = {}
     for modality in request.modalities:
         part = getattr(model, f"{modality}_model")
-        embedding = (_image_embedding(part.embeddings, request.config.image_size)
+        embedding = (image_embedding(part.embeddings, request.config.image_size)
                      if modality == "image" else TextEmbedding(part.embeddings))
         # FLAVA's multimodal encoder reads the last hidden state, before the final norm.
         encoders[modality] = Encoder(
-            embedding, _layers(part.encoder.layer, part.config, "encoder.layer"),
+            embedding, layers_of(part.encoder.layer, part.config, "encoder.layer"),
             part.config.hidden_size, config.multimodal_config.hidden_size,
             projection=getattr(model, f"{modality}_to_mm_projection"))
-    layers = _first(multimodal.encoder.layer, request.depth, "FLAVA's multimodal encoder")
+    layers = first_layers(multimodal.encoder.layer, request.depth, "FLAVA's multimodal encoder")
     return Foundation(
-        request.config.name, encoders, _layers(layers, multimodal.config, "encoder.layer"),
+        request.config.name, encoders, layers_of(layers, multimodal.config, "encoder.layer"),
         multimodal.layernorm, head="flava",
         max_text=min(256, config.text_config.max_position_embeddings),
         vocabulary=config.text_config.vocab_size, weights=weights)
 
 
-def _mini(request: _Request) -> Foundation:
+def _mini(request: Request) -> Foundation:
     """FLAVA's shape at a fraction of its size, pre-trained on the miniature world."""
     weights = request.config.single_weights
     plain = dataclasses.replace(
@@ -230,7 +207,7 @@ def _restore(foundation: Foundation, path: Path) -> None:
         value.copy_(tensors[name])
 
 
-def _vilt(request: _Request) -> Foundation:
+def _vilt(request: Request) -> Foundation:
     """ViLT: no encoder layers at all, only embeddings in front of the backbone."""
     weights = request.config.single_weights
     source = Source("ViltModel", "vilt", "dandelin/vilt-b32-mlm")
@@ -240,19 +217,19 @@ def _vilt(request: _Request) -> Foundation:
     kinds = embeddings.token_type_embeddings.weight.detach()
     encoders = {}
     if "image" in request.modalities:
-        image = _image_embedding(embeddings, request.config.image_size, offset=kinds[1])
+        image = image_embedding(embeddings, request.config.image_size, offset=kinds[1])
         encoders["image"] = Encoder(image, [], config.hidden_size, config.hidden_size)
     if "text" in request.modalities:
         text = TextEmbedding(embeddings.text_embeddings, offset=kinds[0])
         encoders["text"] = Encoder(text, [], config.hidden_size, config.hidden_size)
-    layers = _first(model.encoder.layer, request.depth, "ViLT's encoder")
+    layers = first_layers(model.encoder.layer, request.depth, "ViLT's encoder")
     return Foundation(
-        "vilt", encoders, _layers(layers, config, "encoder.layer"), model.layernorm, head="vilt",
+        "vilt", encoders, layers_of(layers, config, "encoder.layer"), model.layernorm, head="vilt",
         max_text=min(40, config.max_position_embeddings), vocabulary=config.vocab_size,
         weights=weights)
 
 
-def _pair(request: _Request) -> Foundation:
+def _pair(request: Request) -> Foundation:
     """Any ViT-like image encoder and any BERT-like text encoder, joined at the text's width."""
     parts, used = {}, []
     # The backbone's layers come from the text encoder, also where no text is owned.
@@ -266,29 +243,29 @@ def _pair(request: _Request) -> Foundation:
         return _join(request, parts, " + ".join(used))
 
 
-def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
+def _join(request: Request, parts: dict[str, Any], weights: str) -> Foundation:
     text = parts["text"]
     config = text.config
-    name, stack = _stack(text)
-    layers = _layers(stack, config, name)
+    name, stack = find_stack(text)
+    layers = layers_of(stack, config, name)
     # RoBERTa's family spends the first positions on padding.
     reserved = getattr(text.embeddings, "padding_idx", None)
     positions = config.max_position_embeddings - (0 if reserved is None else reserved + 1)
     encoders = {}
     if "image" in parts:
         image = parts["image"]
-        image_name, image_stack = _stack(image)
+        image_name, image_stack = find_stack(image)
         encoders["image"] = Encoder(
-            _image_embedding(image.embeddings, request.config.image_size),
-            _layers(image_stack, image.config, image_name), image.config.hidden_size,
+            image_embedding(image.embeddings, request.config.image_size),
+            layers_of(image_stack, image.config, image_name), image.config.hidden_size,
             config.hidden_size, norm=image.layernorm, new_projection=True)
     encoders["text"] = Encoder(TextEmbedding(text.embeddings), layers, config.hidden_size,
                                config.hidden_size)
     if not request.meta:
         for modality, encoder in encoders.items():
-            _verify(encoder, parts[modality], modality)
+            verify(encoder, parts[modality], modality)
     if "image" in encoders and not request.meta:
-        _renormalize(encoders["image"].embedding, request.config.part_weights("image"))
+        renormalize(encoders["image"].embedding, request.config.part_weights("image"))
     if "text" not in request.modalities:
         del encoders["text"]
     if len(layers) < request.depth:
@@ -299,103 +276,7 @@ def _join(request: _Request, parts: dict[str, Any], weights: str) -> Foundation:
         max_text=min(256, positions), vocabulary=config.vocab_size, weights=weights)
 
 
-@torch.no_grad()
-def _renormalize(embedding: Any, weights: str) -> None:
-    """Give an encoder the pixels of its pre-training, though they are normalised differently here.
-
-    Where its folder has another mean and std, the difference goes into the projection of
-    the patches, which is linear in them.
-    """
-    told = None if weights == RANDOM else preprocessing(weights)
-    if told is None or not told.get("do_normalize", True) or "image_mean" not in told:
-        return
-    with as_tapfl_error(f"{weights}: preprocessor_config.json: cannot read image_mean and "
-                        "image_std"):
-        mean, std = (torch.tensor(told[key], dtype=torch.float32).view(3, 1, 1)
-                     for key in ("image_mean", "image_std"))
-    projection = embedding.projection
-    shift = (torch.tensor(MEAN).view(3, 1, 1) - mean) / std
-    if projection.bias is None:
-        projection.bias = nn.Parameter(torch.zeros(projection.out_channels), requires_grad=False)
-    projection.bias.add_((projection.weight * shift).sum(dim=(1, 2, 3)))
-    projection.weight.mul_(torch.tensor(STD).view(3, 1, 1) / std)
-
-
-@torch.no_grad()
-def _verify(encoder: Encoder, model: Any, modality: str) -> None:
-    """Compare with the library's own forward pass: many models look alike and are not."""
-    model.eval()
-    with seeded(0):
-        if modality == "image":
-            assert isinstance(encoder.embedding, ImageEmbedding)
-            size = encoder.embedding.size
-            inputs = torch.randn(1, 3, size, size)
-            resize = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
-            theirs = model(inputs, **({"interpolate_pos_encoding": True} if resize else {}))[0]
-        else:
-            # Long enough for windows and relative positions to matter.
-            length = min(40, model.config.max_position_embeddings - 4)
-            inputs = torch.randint(5, model.config.vocab_size, (1, length))
-            theirs = model(inputs)[0]
-        ours = encoder(inputs)
-    if ours.shape != theirs.shape or (ours - theirs).abs().max() > 3e-5 * max(
-            1.0, float(theirs.abs().max())):
-        raise TapflError(f"{model.config.model_type}: this {modality} encoder is not computed "
-                         "as the transformers library computes it")
-
-
-_BUILDERS: dict[str, Callable[[_Request], Foundation]] = {
+_BUILDERS: dict[str, Callable[[Request], Foundation]] = {
     "flava": lambda request: _flava(request, **(request.config.architecture or {})),
     "vilt": _vilt, "pair": _pair, "mini": _mini,
 }
-
-
-def _image_embedding(source: Any, size: int | None, offset: Tensor | None = None) -> ImageEmbedding:
-    """Cut a ViT-like embedding down to what its forward pass adds up, at the wanted size."""
-    if getattr(source, "register_tokens", None) is not None:
-        raise TapflError("image encoders with register tokens are not supported")
-    projection = source.patch_embeddings.projection
-    native = source.patch_embeddings.image_size
-    native = int(native[0] if isinstance(native, Sequence) else native)
-    size = size or native
-    patch = int(projection.kernel_size[0])
-    if size % patch:
-        raise TapflError(f"foundation.image_size: {size} is no multiple of the patch size {patch}")
-    extra = [getattr(source, t) for t in ("cls_token", "distillation_token")
-             if getattr(source, t, None) is not None]
-    prefix = torch.cat([t.detach() for t in extra], dim=1)
-    positions = source.position_embeddings.detach()
-    if size != native:
-        positions = _resize_positions(positions, prefix.shape[1], size // patch)
-    if offset is not None:
-        positions = positions + offset
-    return ImageEmbedding(projection, prefix, positions, size)
-
-
-def _resize_positions(positions: Tensor, prefix: int, side: int) -> Tensor:
-    """Interpolate a square grid of position embeddings once, as the library does per call."""
-    grid = positions[:, prefix:].transpose(1, 2)
-    old = int(grid.shape[-1] ** 0.5)
-    grid = nn.functional.interpolate(grid.reshape(1, -1, old, old), size=(side, side),
-                                     mode="bicubic", align_corners=False)
-    return torch.cat([positions[:, :prefix], grid.flatten(2).transpose(1, 2)], dim=1)
-
-
-def _layers(source: Sequence[nn.Module], config: Any, prefix: str) -> list[TransformerLayer]:
-    return [TransformerLayer(layer, config, f"{prefix}.{i}") for i, layer in enumerate(source)]
-
-
-def _stack(model: Any) -> tuple[str, Any]:
-    """Find the list of transformer layers in a library model."""
-    for name in ("encoder.layer", "layers", "transformer.layer", "encoder.layers"):
-        with contextlib.suppress(AttributeError):
-            return name, model.get_submodule(name)
-    raise TapflError(f"{model.config.model_type}: no list of transformer layers found; expected a "
-                     "ViT-like image encoder or a BERT-like text encoder")
-
-
-def _first(layers: Sequence[nn.Module], depth: int, what: str) -> Sequence[nn.Module]:
-    if depth > len(layers):
-        raise TapflError(f"backbone.layers_per_stage: {depth // 2} needs {depth} layers, "
-                         f"{what} has {len(layers)}")
-    return layers[:depth]

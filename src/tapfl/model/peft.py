@@ -13,11 +13,10 @@ from torch import Tensor
 from tapfl.config import FoundationConfig
 from tapfl.errors import TapflError
 from tapfl.model.encoder import Encoder, EncoderBlock
-from tapfl.model.foundation import RANDOM, RANDOM_SEED, SHIPPED
 from tapfl.model.lora import ALPHA_PER_RANK, ConvLoRA, LoRA
 from tapfl.model.network import Network
 from tapfl.model.packages import PACKAGES, PREFIX
-from tapfl.model.weights import Source, flava_fields
+from tapfl.model.weights import RANDOM, RANDOM_SEED, SHIPPED, Source, flava_fields
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)  # no path with a dot, a drive or a root
 VILT_PATCHES = "embeddings.patch_embeddings.projection"

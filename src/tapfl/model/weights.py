@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 
+from tapfl.config import FoundationConfig
 from tapfl.errors import TapflError, as_tapfl_error, nearest
 from tapfl.model.packages import resolve
 
+RANDOM = "random"
+RANDOM_SEED = 20250926  # a random base is the same in every process, as a downloaded one is
+SHIPPED = "shipped"  # the mini foundation's weights, which come with the package
 _FLAVA_PARTS = {"image_size": "image", "patch_size": "image", "vocab_size": "text",
                 "max_position_embeddings": "text"}
 # The encoders of a random pair whose architecture is not given: a small ViT, and MiniLM's size.
@@ -128,6 +132,31 @@ class Source:
         import transformers
 
         return getattr(transformers, self.model_class)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to build: the configuration, which modalities the owner has, how many layers."""
+
+    config: FoundationConfig
+    modalities: tuple[str, ...]
+    depth: int  # backbone layers: twice layers_per_stage
+    meta: bool
+
+    def model(self, source: Source, weights: str, fields: dict[str, Any] | None,
+              wanted: Sequence[str] = ()) -> Any:
+        """Return a model of the library; tensors under ``wanted`` (all) must be there."""
+        if weights == RANDOM or (self.meta and weights == source.published):
+            config = source.configure(fields or {})
+        else:
+            config = source.read_config(weights)
+        if self.meta:
+            with torch.device("meta"):
+                return source.build(config)
+        if weights == RANDOM:
+            with seeded(RANDOM_SEED):
+                return source.build(config)
+        return source.read(weights, wanted)
 
 
 def preprocessing(weights: str) -> dict[str, Any] | None:

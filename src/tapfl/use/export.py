@@ -14,8 +14,8 @@ from tapfl.engine.files import Label, write_json, write_state
 from tapfl.engine.messages import Row
 from tapfl.engine.results import read_results
 from tapfl.errors import TapflError, as_tapfl_error
-from tapfl.model.foundation import RANDOM, SHIPPED
 from tapfl.model.peft import export_encoder_lora
+from tapfl.model.weights import RANDOM, SHIPPED
 from tapfl.reading import exists
 from tapfl.use.card import BASE, CARD, INSIDE, WEIGHTS, Card
 from tapfl.use.load import ClientModel

@@ -10,7 +10,7 @@ from tapfl.config import NEW, Config
 from tapfl.engine.record import fixed_settings
 from tapfl.engine.run import federation_digest
 from tapfl.errors import as_tapfl_error
-from tapfl.model.foundation import RANDOM, SHIPPED
+from tapfl.model.weights import RANDOM, SHIPPED
 
 WEIGHTS = frozenset({".safetensors", ".json", ".txt", ".model"})  # what belongs to a base's folder
 
