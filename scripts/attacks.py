@@ -8,26 +8,18 @@ with the backdoor's trigger gets the backdoor's class.
 """
 
 import argparse
-import csv
 import itertools
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
-from tapfl.config import Config, load_config
+import ten_clients
+from ten_clients import CLIENTS, IMAGES, TEXTS, lines, run_missing
+
 from tapfl.experiments.attacks import backdoor_test
 from tapfl.experiments.observed import Observed
 from tapfl.methods import merge
 
-IMAGES, TEXTS, CLIENTS = "tiny-imagenet", "agnews", 10
-FEDERATION = f"""
-tasks:
-  {IMAGES}: {{kind: image_classification, modalities: [image], classes: 8}}
-  {TEXTS}: {{kind: text_classification, modalities: [text], classes: 4}}
-clients:
-  - {{name: member, tasks: {{{IMAGES}: 1, {TEXTS}: 1}}}}
-"""
 W, X = "federated", "personal"
 TARGET, SIDE = 0, 8
 ATTACKS = {  # the class and its settings; a step of 5 is beyond the bound of 3x, 2.5 is not
@@ -53,26 +45,17 @@ def models(rule, malicious=3):
 
 def configured(folder, attack, malicious, rule, seed, rounds):
     """Return one run: W under attack, and each client's X."""
-    (folder / "federation.yaml").write_text(FEDERATION)
     cls, settings = ATTACKS[attack]
     name = f"tapfl.experiments.attacks:{cls}"
-    changes = {
-        "seed": seed, "threads": 1, "methods": models(rule, malicious),
+    return ten_clients.configured(folder, rounds, merge({
+        "seed": seed, "methods": models(rule, malicious),
         "variants": {model: {"of": name + ("" if model == W else "+tap-soft")}
                      for model in models(rule, malicious)},
         "own": {cls: {"malicious": malicious, **settings}},
-        "backbone": {"kind": "standard"},
-        "federation": {"file": str(folder / "federation.yaml"), "groups": CLIENTS},
-        "data": {"train": 1000, "test": 100},
-        "train": {"rounds": rounds, "cohort": CLIENTS, "local_steps": 2, "batch_size": 16,
-                  "lr_initial": 2e-3, "lr": 5e-3, "warmup_rounds": 3},
-        "post": {"steps": 4}, "evaluation": {"samples": 0, "scores": False},
-        "checkpoint": {"every": 1000}}
-    return Config.model_validate(merge(merge(load_config("quickstart").model_dump(), changes),
-                                       RULES[rule]))
+        "data": {"train": 1000, "test": 100}, "post": {"steps": 4}}, RULES[rule]))
 
 
-def measured(attack, malicious, rule, seed, rounds):
+def measured(seed, rounds, attack, malicious, rule):
     """Run once; yield a line for W and one for X, means over the honest clients."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -103,25 +86,6 @@ def success(observed, model, client):
     return float(found["accuracy"].mean())
 
 
-def run_all(out, seeds, rounds, rules):
-    """Make the runs that OUT does not have."""
-    with out.open("a+", newline="", encoding="utf-8") as file:
-        file.seek(0)
-        done = {tuple(row[key] for key in FIELDS[:5]) for row in csv.DictReader(file)}
-        writer = csv.DictWriter(file, FIELDS)
-        if not done:
-            writer.writeheader()
-        for seed, (attack, malicious), rule in itertools.product(seeds, cases(), rules):
-            if (str(seed), str(rounds), attack, str(malicious), rule) in done:
-                continue
-            began, cpu = time.time(), time.process_time()
-            writer.writerows(measured(attack, malicious, rule, seed, rounds))
-            file.flush()
-            print(f"seed {seed}: {attack}, {malicious} of {CLIENTS}, {rule}: "
-                  f"{time.time() - began:.0f} s, {time.process_time() - cpu:.0f} s of a core",
-                  flush=True)
-
-
 def cases():
     """Return attacks with their numbers of malicious clients; what tells most comes first."""
     return [("none", 0), *((attack, n) for n in (3, 1) for attack in ATTACKS if attack != "none")]
@@ -129,8 +93,7 @@ def cases():
 
 def tables(out, rounds):
     """Print what OUT says."""
-    with out.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["rounds"] == str(rounds)]
+    rows = lines(out, rounds=rounds)
     seeds = sorted({row["seed"] for row in rows})
     print(f"\n{rounds} rounds; seeds {', '.join(seeds)}\n")
 
@@ -163,8 +126,10 @@ def main():
     for rule in options.rules.split(";"):
         if rule not in RULES:
             parser.error(f"--rules {rule}: expected some of {'; '.join(RULES)}")
-    run_all(options.out, [int(seed) for seed in options.seeds.split(",")], options.rounds,
-            options.rules.split(";"))
+    runs = [(int(seed), options.rounds, attack, malicious, rule)
+            for seed, (attack, malicious), rule in itertools.product(
+                options.seeds.split(","), cases(), options.rules.split(";"))]
+    run_missing(options.out, FIELDS, runs, measured)
     tables(options.out, options.rounds)
 
 

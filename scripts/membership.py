@@ -8,30 +8,21 @@ made again. Prints Markdown tables.
 """
 
 import argparse
-import csv
 import itertools
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
+import ten_clients
+from ten_clients import CLIENTS, IMAGES, TEXTS, lines, run_missing
 
-from tapfl.config import Config, load_config
 from tapfl.engine.record import read_record
 from tapfl.experiments.leaks import decoder_gradients, losses_of
 from tapfl.experiments.observed import Observed
-from tapfl.methods import merge
 from tapfl.privacy.membership import alignment, drop_score, leak, loss_score
 
-IMAGES, TEXTS, CLIENTS, ROUNDS = "tiny-imagenet", "agnews", 10, 10
-FEDERATION = f"""
-tasks:
-  {IMAGES}: {{kind: image_classification, modalities: [image], classes: 8}}
-  {TEXTS}: {{kind: text_classification, modalities: [text], classes: 4}}
-clients:
-  - {{name: member, tasks: {{{IMAGES}: 1, {TEXTS}: 1}}}}
-"""
+ROUNDS = 10
 FEW, MORE = 20, 100  # training samples of a task that a client has
 SCORED = 20  # of each client and task: members, and others
 CLIP = 0.5
@@ -54,16 +45,10 @@ def personal(noise):
 
 
 def configured(folder, samples, noise, seed):
-    (folder / "federation.yaml").write_text(FEDERATION)
-    return Config.model_validate(merge(load_config("quickstart").model_dump(), {
-        "seed": seed, "threads": 1, "methods": ["fedavg", *personal(noise)],
-        "backbone": {"kind": "standard"}, "privacy": NOISE[noise],
-        "federation": {"file": str(folder / "federation.yaml"), "groups": CLIENTS},
+    return ten_clients.configured(folder, ROUNDS, {
+        "seed": seed, "methods": ["fedavg", *personal(noise)], "privacy": NOISE[noise],
         "data": {"train": samples * CLIENTS, "test": SCORED * CLIENTS},
-        "train": {"rounds": ROUNDS, "cohort": CLIENTS, "local_steps": 2, "batch_size": 16,
-                  "lr_initial": 2e-3, "lr": 5e-3, "warmup_rounds": 3},
-        "post": {"steps": 8, "lr": 5e-3}, "evaluation": {"samples": 0, "scores": False},
-        "checkpoint": {"every": 1000}}))
+        "post": {"steps": 8, "lr": 5e-3}})
 
 
 def scores_of(observed, client, data, rows):
@@ -96,7 +81,7 @@ def attacked(observed, task):
     return {attack: [np.concatenate(scores) for scores in pair] for attack, pair in found.items()}
 
 
-def measured(samples, noise, seed):
+def measured(seed, samples, noise):
     """Run once; yield a line for every task and attack."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -118,28 +103,9 @@ def measured(samples, noise, seed):
                        "epsilon": "" if epsilon is None else epsilon}
 
 
-def run_all(out, seed):
-    """Make the runs that OUT does not have."""
-    with out.open("a+", newline="", encoding="utf-8") as file:
-        file.seek(0)
-        done = {tuple(row[key] for key in FIELDS[:3]) for row in csv.DictReader(file)}
-        writer = csv.DictWriter(file, FIELDS)
-        if not done:
-            writer.writeheader()
-        for samples, noise in RUNS:
-            if (str(seed), str(samples), noise) in done:
-                continue
-            began, cpu = time.time(), time.process_time()
-            writer.writerows(list(measured(samples, noise, seed)))
-            file.flush()
-            print(f"{samples} samples, noise {noise}: {time.time() - began:.0f} s, "
-                  f"{time.process_time() - cpu:.0f} s of a core", flush=True)
-
-
 def tables(out, seed):
     """Print what OUT says, task by task."""
-    with out.open(newline="", encoding="utf-8") as file:
-        rows = [row for row in csv.DictReader(file) if row["seed"] == str(seed)]
+    rows = lines(out, seed=seed)
 
     def cell(row):
         if row is None:
@@ -171,7 +137,7 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=41)
     options = parser.parse_args()
-    run_all(options.out, options.seed)
+    run_missing(options.out, FIELDS, [(options.seed, *run) for run in RUNS], measured)
     tables(options.out, options.seed)
 
 
