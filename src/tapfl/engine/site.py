@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from tapfl.config import Config
 from tapfl.data.federation import Member
-from tapfl.engine.build import WORTH_COMPILING, build
+from tapfl.data.participants import load_federation, taking_part
+from tapfl.engine.build import WORTH_COMPILING, build, build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.inprocess import InProcess
 from tapfl.engine.labels import write_labels
@@ -109,6 +110,37 @@ class Here:
     def store(self, folder: Path) -> ClientStore:
         """Return what clients keep below a federated run's folder."""
         return ClientStore(folder / "clients", self.config.checkpoint.cache_mb << 20, self.device)
+
+
+class Apart:
+    """A site whose clients are in other processes: it has the model, and reads no data."""
+
+    config: Config
+    device: str
+    out: Path
+    _members: Sequence[Member]
+
+    def _build(self) -> None:
+        """Read who takes part, and make the model."""
+        self._part = taking_part(load_federation(self.config.federation), self.config.federation)
+        self._context, self._tokenizer = build_model(self.config, self.device)
+
+    @property
+    def members(self) -> Sequence[Member]:
+        """The roster."""
+        return self._members
+
+    @property
+    def kinds(self) -> Sequence[Member]:
+        """A client of every kind."""
+        return one_of_each(self._members)
+
+    def _worker(self, plan: Plan, folder: Path) -> Worker:
+        """Make and check a federated run's method; nobody takes a turn here."""
+        worker = Worker(plan, self._context, ClientStore(folder / "clients"),
+                        Evaluator(self._tokenizer, self.config.evaluation), self.out)
+        worker.check(self.kinds)
+        return worker
 
 
 def one_of_each(members: Iterable[Member]) -> list[Member]:

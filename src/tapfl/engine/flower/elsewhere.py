@@ -12,9 +12,7 @@ from typing import Any
 from tapfl.blocks import BlockState
 from tapfl.config import Config
 from tapfl.data.federation import Member
-from tapfl.data.participants import load_federation, taking_part, tasks_of
-from tapfl.engine.build import build_model
-from tapfl.engine.clientstore import ClientStore
+from tapfl.data.participants import tasks_of
 from tapfl.engine.departures import leavers
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
@@ -26,18 +24,16 @@ from tapfl.engine.flower.wire import ask_frame, read_final, read_refusal, read_u
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
 from tapfl.engine.record import ELSEWHERE, code_digest, run_id
 from tapfl.engine.registry import Plan
-from tapfl.engine.site import model_facts, one_of_each
+from tapfl.engine.site import Apart, model_facts
 from tapfl.engine.start import started
-from tapfl.engine.worker import Worker
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Subscriber
 from tapfl.federated.method import FederatedMethod
 
 
 @dataclass
-class Elsewhere:
-    """A site whose clients answer over a transport. It reads no data, and has no personal model."""
+class Elsewhere(Apart):
+    """A site whose clients answer over a transport. It has no personal model."""
 
     transport: Transport
     patience: Patience
@@ -48,10 +44,8 @@ class Elsewhere:
     compression: Compression = "none"
 
     def __post_init__(self) -> None:
-        self._file = load_federation(self.config.federation)
-        self._part = taking_part(self._file, self.config.federation)
-        self._context, self._tokenizer = build_model(self.config, self.device)
-        expected = tasks_of(self._file, self.config.federation)
+        self._build()
+        expected = tasks_of(self._part, self.config.federation)
         self._id = run_id(self.out)
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            weights_mark(self.config), self.patience, self.notify,
@@ -71,16 +65,6 @@ class Elsewhere:
         write_checked_json(path, {"samples": self.nodes.samples})
         return self.nodes.members()
 
-    @property
-    def members(self) -> Sequence[Member]:
-        """The roster."""
-        return self._members
-
-    @property
-    def kinds(self) -> Sequence[Member]:
-        """A client of every kind."""
-        return one_of_each(self._members)
-
     def facts(self, plans: Sequence[Plan]) -> dict[str, Any]:
         """Return what a server can say: nothing of data, which stay where they are."""
         names = {name: list(entry.names) for name, entry in self._part.tasks.items() if entry.names}
@@ -95,11 +79,8 @@ class Elsewhere:
     @contextlib.contextmanager
     def open(self, plan: Plan, folder: Path) -> Iterator[tuple[FederatedMethod, Clients]]:
         """Return a federated run's method, and the way to its clients."""
-        # The worker makes and checks the method; nobody takes a turn here.
-        worker = Worker(plan, self._context, ClientStore(folder / "clients"),
-                        Evaluator(self._tokenizer, self.config.evaluation), self.out)
-        worker.check(self.kinds)
-        yield worker.method, Remote(plan, worker.method, self.nodes, self.compression, self._id)
+        method = self._worker(plan, folder).method
+        yield method, Remote(plan, method, self.nodes, self.compression, self._id)
 
 
 class Lost(NoAnswer):

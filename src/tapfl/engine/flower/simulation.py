@@ -17,18 +17,13 @@ import torch
 
 from tapfl.config import Config
 from tapfl.data.federation import Member
-from tapfl.data.participants import load_federation, taking_part
-from tapfl.engine.build import build_model
-from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.flower.dispatch import Dispatch, Gone, Pool
 from tapfl.engine.flower.station import owners
 from tapfl.engine.messages import Clients
 from tapfl.engine.record import code_digest, run_id
 from tapfl.engine.registry import Plan
-from tapfl.engine.site import MakeSite, model_facts, one_of_each
-from tapfl.engine.worker import Worker
+from tapfl.engine.site import Apart, MakeSite, model_facts
 from tapfl.errors import TapflError
-from tapfl.evaluation.evaluate import Evaluator
 from tapfl.events import Message, Subscriber
 from tapfl.federated.method import FederatedMethod
 
@@ -56,8 +51,8 @@ def simulation(workers: int | None = None, address: str | None = None,
 
 
 @dataclass
-class Simulation:
-    """A site whose clients are in worker processes. It reads no data."""
+class Simulation(Apart):
+    """A site whose clients are in worker processes."""
 
     pool: Startable
     modules: Path | None
@@ -71,8 +66,7 @@ class Simulation:
             "config": self.config.model_dump(mode="json"), "out": str(self.out.resolve()),
             "device": self.device, "threads": torch.get_num_threads(),
             "modules": str((self.modules or Path.cwd()).resolve())}, self.notify)
-        self._part = taking_part(load_federation(self.config.federation), self.config.federation)
-        self._context, self._tokenizer = build_model(self.config, self.device)
+        self._build()
         hello = self._hello()
         self._facts: dict[str, Any] = hello["facts"]
         self._members = [Member(id_, index, tuple(tasks), samples)
@@ -99,16 +93,6 @@ class Simulation:
         except Gone as gone:
             raise TapflError(f"a worker could not be started: {gone}") from None
 
-    @property
-    def members(self) -> Sequence[Member]:
-        """The roster."""
-        return self._members
-
-    @property
-    def kinds(self) -> Sequence[Member]:
-        """A client of every kind."""
-        return one_of_each(self._members)
-
     def facts(self, plans: Sequence[Plan]) -> dict[str, Any]:
         """Return what belongs into run.json before the first round."""
         facts = model_facts(self._context, plans, self.device) | self._facts | {
@@ -123,10 +107,7 @@ class Simulation:
     @contextlib.contextmanager
     def open(self, plan: Plan, folder: Path) -> Iterator[tuple[FederatedMethod, Clients]]:
         """Return a federated run's method, and the way to its clients."""
-        # The worker makes and checks the method, and says where files are.
-        worker = Worker(plan, self._context, ClientStore(folder / "clients"),
-                        Evaluator(self._tokenizer, self.config.evaluation), self.out)
-        worker.check(self.kinds)
+        worker = self._worker(plan, folder)  # it also says where files are
         yield worker.method, Dispatch(self.pool, worker, owners(worker), self.notify)
 
 
