@@ -253,7 +253,8 @@ def test_generation_stays_within_the_position_table(network):
 def test_bf16_compute_keeps_fp32_trainables():
     config = tiny_config()
     exact = randomize(build_network(config, TASKS)).eval()
-    half = randomize(build_network(config, TASKS)).eval().set_compute(torch.bfloat16)
+    half = randomize(build_network(config, TASKS)).eval()
+    half.foundation.to(torch.bfloat16)
     assert all(p.dtype == torch.float32 for p in half.blocks.parameters())
     assert all(p.dtype == torch.bfloat16 for p in half.foundation.parameters())
     for name in TASKS:

@@ -17,7 +17,6 @@ from tapfl.experiments.index import Index, IndexedExperiment
 from tapfl.report.sheets import OURS, PAPER, UNRANKED, Cell, Column, Line, Sheet
 
 Row = Mapping[str, str]
-TIDY = ("method", "source", "kind", "dataset", "metric", "mean", "deviation", "count", "rank")
 NAMES = ("method", "against", "setting")  # columns of a table of verdicts that hold none
 VERDICT = re.compile(r"better|worse|equivalent|not told apart")
 ROUND = re.compile(r"round (\d+)")

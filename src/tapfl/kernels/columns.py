@@ -64,9 +64,9 @@ def add_few(extra, dlow, a, row, column, rows, tokens, cut, second, per_branch, 
     return extra
 
 
-def power(n: int, least: int = 16) -> int:
-    """Return the next power of two: blocks of a kernel have no other sizes."""
-    return max(least, 1 << (n - 1).bit_length())
+def power(n: int) -> int:
+    """Return the next power of two, 16 at least: blocks of a kernel have no other sizes."""
+    return max(16, 1 << (n - 1).bit_length())
 
 
 def column_arguments(columns: Columns | None, most: int = 256) -> dict[str, Any]:

@@ -216,11 +216,6 @@ class Network(nn.Module):
             return contextlib.nullcontext()
         return torch.autocast(like.device.type, self.foundation.dtype)
 
-    def set_compute(self, dtype: torch.dtype) -> Network:
-        """Cast the frozen base, for every network that uses it; what trains stays fp32."""
-        self.foundation.to(dtype)
-        return self
-
 
 def build_network(
     config: Config, tasks: Mapping[str, Task], owned: Iterable[str] | None = None,

@@ -70,11 +70,11 @@ class Cell:
     style: str = ""
 
 
-def number(value: float, digits: int, sign: bool = False, style: str = "") -> Cell:
+def number(value: float, digits: int, sign: bool = False) -> Cell:
     """Return a cell with a number; what is not finite says so, and sorts last."""
     if not math.isfinite(value):
-        return Cell("not a number" if math.isnan(value) else "infinite", math.nan, style)
-    return Cell(f"{value:{'+' if sign else ''}.{digits}f}", value, style)
+        return Cell("not a number" if math.isnan(value) else "infinite", math.nan)
+    return Cell(f"{value:{'+' if sign else ''}.{digits}f}", value)
 
 
 def table(caption: object, columns: Sequence[object], rows: Iterable[Sequence[object]], *,

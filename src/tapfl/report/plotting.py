@@ -17,7 +17,6 @@ from typing import Any
 from tapfl.engine.files import replacing
 from tapfl.errors import TapflError, one_line
 
-Axes = Any  # matplotlib is imported where it is used
 ONE, TWO = 3.3, 6.9  # inches
 PANEL = 1.35  # height of a small panel, inches
 # Okabe and Ito's colours can be told apart by people who see fewer.

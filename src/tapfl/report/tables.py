@@ -40,9 +40,9 @@ def render(rows: Rows, methods: Sequence[str] | None = None, format: str = "term
     return (formats.markdown if format == "markdown" else formats.latex)(sheets)
 
 
-def show(rows: Rows, methods: Sequence[str], width: int = WIDTH) -> None:
-    """Print methods by data sets, ``width`` columns to a table."""
-    print(render(rows, methods, averages=False, width=width))
+def show(rows: Rows, methods: Sequence[str]) -> None:
+    """Print methods by data sets."""
+    print(render(rows, methods, averages=False))
 
 
 def _remarks(sheet: Sheet) -> list[str]:

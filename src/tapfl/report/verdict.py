@@ -134,11 +134,10 @@ def verdict(folders: Sequence[Path], method: str | None = None, against: Sequenc
         all(gains.scores))
 
 
-def compare(runs: Sequence[Run], method: str, others: Sequence[str],
-            points: float = MARGIN_POINTS, mse: float = MARGIN_MSE) -> tuple[Comparison, ...]:
+def compare(runs: Sequence[Run], method: str, others: Sequence[str]) -> tuple[Comparison, ...]:
     """Return how a method compares with others, data set by data set."""
     gains = _Gains(runs, method, [run.scores([method, *others]) for run in runs])
-    return _comparisons(gains, others, points, mse)
+    return _comparisons(gains, others, MARGIN_POINTS, MARGIN_MSE)
 
 
 def client_outcomes(runs: Sequence[Run], method: str, against: str) -> tuple[ClientOutcome, ...]:
