@@ -50,7 +50,7 @@ def write_state(path: Path, label: Label, state: BlockState, notes: Mapping[str,
 def read_state(path: Path, label: Label | None = None) -> tuple[BlockState, dict[str, Any], str]:
     """Return a file's blocks, notes and checksum; refuse a damaged one, or another one's.
 
-    Without a ``label`` any will do, also a file of an earlier version, which has no checksum.
+    Without a ``label`` any will do, also a file that says nothing of itself.
     """
     state = BlockState.load(path)
     facts = header(path)

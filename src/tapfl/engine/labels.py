@@ -61,7 +61,7 @@ def write_labels(folder: Path, federation: Federation) -> None:
 
 
 def read_labels(folder: Path) -> Mapping[str, Mapping[str, TaskLabels]]:
-    """Return the labels by client and task; an older run has none."""
+    """Return the labels by client and task; a run whose data are elsewhere has none."""
     path = folder / FILE
     if not path.exists():
         return {}

@@ -131,17 +131,12 @@ class RunRecord(BaseModel):
         write_json(folder / FILE, self.model_dump(mode="json"))
 
 
-def read_record(folder: Path, resume: bool = False) -> RunRecord:
-    """Read the record of a run; folders of the version before can be read, but not resumed."""
+def read_record(folder: Path) -> RunRecord:
+    """Read the record of a run."""
     path = folder / FILE
     values = read_object(path)
-    number = values.get("format", 1)
-    if resume and number != FORMAT:
-        raise TapflError(f"{path}: this run was started by another version of tapfl (format "
-                         f"{number}, expected {FORMAT}); its state cannot be continued")
-    if number == 1:
-        values = _upgraded(values, path)
-    elif number != FORMAT:
+    number = values.get("format")
+    if number != FORMAT:
         raise TapflError(f"{path}: made by another version of tapfl (format {number}, expected "
                          f"{FORMAT})")
     return check(RunRecord, values, str(path))
@@ -164,37 +159,6 @@ def read_object(path: Path) -> dict[str, Any]:
         raise TapflError(f"{path}: not a readable record (expected a JSON object, got "
                          f"{type(values).__name__})")
     return values
-
-
-def _upgraded(values: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return a record of format 1 in today's shape."""
-    from tapfl.methods import method_specs
-
-    for key in ("config", "federation", "classes", "finished"):
-        if key not in values:
-            raise TapflError(f"{path}: has no '{key}'; it was made by an older version of tapfl")
-    known = {key: value for key, value in values.items() if key in RunRecord.model_fields}
-    config = check(Config, known["config"], str(path))
-    specs = method_specs(config)
-    own = [s for s in specs if s.personalizer]
-    chosen = next((s for s in own if s.name == "tap"), own[-1] if own else None)
-    watched = chosen.federated if chosen else next(
-        (s.federated for s in specs if s.federated != "local"), None)
-    models = {"personal": chosen.name if chosen else specs[0].name if len(specs) == 1 else None,
-              "federated": watched if watched != "local" else None}
-    environment = values.get("environment")
-    if not isinstance(environment, dict):
-        environment = {}
-    return known | {
-        "format": FORMAT, "seed": config.seed, "data": {"all": str(values.get("data"))},
-        "threads": environment.get("threads", 1), "environment": environment,
-        "models": {kind: name for kind, name in models.items() if name},
-        "shared": sorted({s.federated for s in specs} - {"local", "perfedavg", "feddat"}),
-        "weights": values.get("weights", ""), "clients": values.get("clients", 0),
-        "random_weights": values.get("random_weights", False),
-        "federation_sha256": values.get("federation_sha256", ""),
-        "data_sha256": values.get("data_sha256", {}), "computing": values.get("computing", {}),
-        "parameters": values.get("parameters", {})}
 
 
 def fixed_settings(config: Config) -> Config:

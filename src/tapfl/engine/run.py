@@ -250,12 +250,12 @@ def stored_config(out: Path) -> Config:
     """Return the configuration of a run that was started in a folder."""
     if not (out / "run.json").is_file():
         raise TapflError(f"{out}: no run to resume here (run.json is missing)")
-    return read_record(out, resume=True).config
+    return read_record(out).config
 
 
 def _continued(out: Path, config: Config) -> RunRecord:
     """Return the record of the run that is to be continued, if the configuration is the same."""
-    record = read_record(out, resume=True)
+    record = read_record(out)
     check_unchanged(out, record.config, config, "resume it without changing it")
     if record.federation_sha256 != federation_digest(config):
         raise TapflError(f"{out}: the federation file has changed since this run was started")

@@ -12,10 +12,10 @@ from tapfl.blocks import BlockState
 from tapfl.config import Config, Section
 from tapfl.data.layout import ClientEntry, FederationFile
 from tapfl.data.participants import HINTS, client_ids, parse_id
-from tapfl.engine.files import Label, header_digest, read_state
+from tapfl.engine.files import Label, read_state
 from tapfl.engine.record import FILE, RunRecord, read_object, read_record
 from tapfl.errors import TapflError, nearest
-from tapfl.methods import federated_half, find_method, folder_name
+from tapfl.methods import find_method, folder_name
 from tapfl.reading import check, yaml_value
 from tapfl.tasks import check_name
 
@@ -43,12 +43,7 @@ class Card:
 
     def read_blocks(self) -> BlockState:
         """Read the model's blocks; a file that says it is another one's is refused."""
-        try:
-            return read_state(self.blocks, self.label)[0]
-        except TapflError:
-            if self.label is None or header_digest(self.blocks) not in (None, "None"):
-                raise
-            return read_state(self.blocks)[0]  # of an earlier version: it does not say whose it is
+        return read_state(self.blocks, self.label)[0]
 
     def with_weights(self, weights: str | dict[str, str]) -> Card:
         """Return the card of the same model whose frozen base is found elsewhere."""
@@ -90,7 +85,7 @@ def exported_card(folder: Path) -> Card:
     """Read the card of a folder that ``tapfl export`` wrote."""
     where = str(folder / CARD)
     record = read_object(folder / CARD)
-    for key in ("config", "federation", "client", "method", "classes"):
+    for key in ("config", "federation", "client", "method", "federated", "classes"):
         if key not in record:
             raise TapflError(f"{where}: not the card of an exported model: has no '{key}'")
     if not isinstance(record["method"], str):
@@ -98,11 +93,10 @@ def exported_card(folder: Path) -> Card:
     file = check(FederationFile, record["federation"], where)
     if len(file.clients) != 1 or set(file.clients[0].tasks) != set(file.tasks):
         raise TapflError(f"{where}: federation: expected one client that has all tasks")
-    # Exports of earlier versions do not say what the method stands on: its name does.
-    federated = str(record.get("federated") or federated_half(record["method"]))
     return Card(_within(check(Config, record["config"], where), folder),
                 file,
-                check_name(record["client"], "client"), record["method"], federated,
+                check_name(record["client"], "client"), record["method"],
+                str(record["federated"]),
                 check(_Classes, {"classes": record["classes"]}, where).classes, folder / WEIGHTS)
 
 

@@ -56,7 +56,7 @@ class OwnFolder:
             record = RunRecord(threads=torch.get_num_threads(), start=started(config, self.path),
                                **facts | {"id": ""})
         else:
-            before = read_record(self.path, resume=True)
+            before = read_record(self.path)
             check_unchanged(self.path, before.config, config, "give the node another folder")
             for key, what in (("data_sha256", "data"), ("weights", "weights")):
                 if getattr(before, key) != facts[key]:
