@@ -243,7 +243,7 @@ def simple(hessians, pulls, noise, start, tau):
     ("noise", 2.2, simple([1.0, 1.0], [0.0, 0.0], 1.0, 0.0, 1)),
     # two owners pull against each other, one on a convex and one on a concave slope
     ("drift", 35, simple([1.0, -1.0], [1.0 + 0.006, -1.0 + 0.006], 0.0, 0.0, 8))])
-def test_no_constant_could_be_smaller_by_much(term, factor, case):
+def test_the_form_breaks_with_a_smaller_constant(term, factor, case):
     found = follow(case)
     right = in_code(case, found, "weighted").terms
     assert found.weighted <= sum(right.values())
