@@ -158,6 +158,8 @@ def workplace(tmp_path_factory):
             shutil.copytree(f"runs/{seed}", f"runs/three/seed{seed}")
             shutil.copytree(f"runs/{seed}", f"runs/seed{seed}")
         assert _run("tapfl run examples/clinics/clinics.yaml --out runs/clinics")
+        assert _run("tapfl run quickstart --set privacy.mode=central --set privacy.noise=8 "
+                    "--out runs/private")
         for name in ("mine", "quickstart", "flava", "vilt"):
             shutil.copytree("runs/41", f"runs/{name}")
     return folder
@@ -172,4 +174,5 @@ def test_commands_run_as_printed(page, workplace, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(webbrowser, "open", lambda address: True)
     _write_files(PAGES[page].read_text())
     for command in [command for command, needs in _commands(page) if needs is None]:
+        capsys.readouterr()
         assert _run(command), f"{command}: {capsys.readouterr().err}"

@@ -188,6 +188,7 @@ def stopped_in(runs, seed):
         thread.join()
 
 
+@pytest.mark.long
 def test_interrupted_and_started_again(tmp_path, small, monkeypatch, capsys):
     """Two experiments, two seeds: what is finished is not touched, the rest goes on."""
     methods = ("fedavg+post", "tap")

@@ -289,6 +289,7 @@ def test_a_reproduction_stands_alone(copy, capsys):
     assert "expected no other folder beside it" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_figures_of_a_reproduction(copy, capsys, monkeypatch):
     drawn = []  # those of runs have tests of their own
     monkeypatch.setattr(figures, "write_figures", lambda *where: drawn.append(where) or [])

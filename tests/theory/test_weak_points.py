@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tapfl.theory.bound import max_step_size
+from tapfl.theory.bound import Block, Setting, bound, max_step_size
 from tapfl.theory.check import UNEVEN, check_quadratic
 from tapfl.theory.quadratic import Quadratic, coupled, separable
 from tapfl.theory.simulate import Layout, mean_field
@@ -38,13 +38,16 @@ def test_it_is_one_where_coupled_blocks_have_as_many_owners():
     problem = example([[True, True], [True, True]])
     assert problem.curl == 0
     assert around_the_square(problem) == pytest.approx(0)
+    state, way = np.array([[[1.0, 2.0]], [[0.3, -0.7]]])  # f has the coupling, too
+    slope = problem.potential(state + way) - problem.potential(state - way)
+    assert (mean_field(problem, state)[0] * way).sum() == pytest.approx(slope[0] / 2)
 
 
 def test_separable_losses_always_have_an_f():
     problem = separable(Layout(np.array(UNEVEN), (2, 2, 2)), 1.0, 0.0)
     assert problem.curl == 0
     state, way = np.random.default_rng(0).normal(size=(2, 1, 6))
-    slope = (problem.separable_objective(state + way) - problem.separable_objective(state - way))
+    slope = problem.potential(state + way) - problem.potential(state - way)
     assert (mean_field(problem, state)[0] * way).sum() == pytest.approx(slope[0] / 2)
 
 
@@ -90,3 +93,24 @@ def test_the_theorem_holds_for_the_global_objective_all_the_same(seed):
     found = check_quadratic("", problem, 4, max_step_size(1.0, 4), start, 40)
     assert found.holds
     assert found.side < found.weighted_side  # what the weighted form bounds is more
+
+
+def test_with_one_block_the_theorem_is_wrong_for_very_many_clients():
+    """One parameter w, from 0; every client's gradient is max(w, 0) - slope, with noise 1 or -1.
+
+    Where noise takes a client above 0 its gradient grows, below 0 it stays: on average clients go
+    down, and the loss grows. The noise of the mean is what little the theorem has against it.
+    """
+    clients, tau, slope = 12_000, 2, 1 / 768
+    eta = max_step_size(1.0, tau)
+    ends = [0.0]
+    for _ in range(tau):
+        ends = [w - eta * (max(w, 0.0) - slope + noise) for w in ends for noise in (1, -1)]
+    mean = sum(ends) / len(ends)
+    assert mean < 0  # where the loss is -slope w
+    # The loss is convex, so its mean is at least the loss of the mean: the gap is at most this.
+    setting = Setting((Block("w", clients, 0.0),), clients, 1.0, 1.0, tau, gap=slope * mean)
+    assert bound(setting, [eta], "theorem").total < slope**2
+    assert bound(setting, [eta], "proof").total > slope**2
+    weighted = bound(setting, [eta], "weighted")
+    assert weighted.total > slope**2 > weighted.total - weighted.terms["drift"]

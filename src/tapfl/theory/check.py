@@ -65,7 +65,7 @@ def check_quadratic(name: str, problem: Quadratic, local_steps: int, step_size: 
     found = measure(problem, begin, steps, local_steps, draws, SEED)
     assumed = problem.noise if noise is None else noise
     exists = problem.curl < 1e-12  # the theorem's f
-    own = problem.separable_objective if exists else lambda s: objective(problem, s)
+    own = problem.potential if exists else lambda s: objective(problem, s)
     return _checked(name, problem, found, found.field if exists else found.gradient,
                     _fall(own(found.states[0]), own(found.states[-1])), problem.smoothness,
                     assumed, local_steps, steps)

@@ -44,8 +44,8 @@ class Quadratic:
 
     @property
     def smoothness(self) -> float:
-        """L, exactly: the largest eigenvalue of any client's Hessian."""
-        return float(max(np.linalg.eigvalsh(h)[-1] for h in self.hessians))
+        """L, exactly: the largest curvature, up or down, of any client's loss."""
+        return float(np.abs(np.linalg.eigvalsh(self.hessians)).max())
 
     @property
     def jacobian(self) -> Array:
@@ -58,16 +58,11 @@ class Quadratic:
         """How far F is from being the gradient of any f: the asymmetry of its derivative."""
         return float(np.abs(self.jacobian - self.jacobian.T).max())
 
-    def separable_objective(self, states: Array) -> Array:
-        """Return the theorem's f, whose gradient is F; it exists where losses are separable."""
-        total = np.zeros(len(states))
-        for r in range(len(self.layout.sizes)):
-            inside = self.layout.block_of == r
-            for i in np.flatnonzero(self.layout.owned[:, r]):
-                away = states[:, inside] - self.centres[i, inside]
-                part = self.hessians[i][np.ix_(inside, inside)]
-                total += ((away @ part) * away).sum(axis=-1) / 2 / self.layout.owners[r]
-        return total
+    def potential(self, states: Array) -> Array:
+        """Return the theorem's f, whose gradient is F, but for a constant; it needs curl 0."""
+        pulls = np.einsum("kij,kj->i", self.hessians, self.centres)
+        owners = self.layout.owners[self.layout.block_of]
+        return np.asarray(((states @ self.jacobian / 2 - pulls / owners) * states).sum(axis=-1))
 
     @property
     def stationary(self) -> Array:

@@ -48,7 +48,8 @@ def _constants(found: Analysis) -> str:
               f"  {found.max_step_size:>10.4g}  the largest step size allowed, 1/(48 L tau)",
               f"  step size: {found.schedule}"]
     if found.estimates:
-        lines.append(f"  at the stored model, ||grad f||^2 is about {found.estimates.gradient:.4g}")
+        lines.append("  at the stored model, the blocks' mean gradients have a squared length of "
+                     f"about {found.estimates.gradient:.4g}")
     return "\n".join(["what goes in", *lines])
 
 

@@ -178,6 +178,7 @@ def test_a_client_whose_worker_dies_twice_is_missing(alone, tmp_path):
     assert not any(missing[0]["client"] in who for who in first["contributors"].values())
 
 
+@pytest.mark.long
 def test_a_personal_model_that_is_lost_twice_stays_as_it_was(alone, tmp_path):
     """The second call is the training of X: W has been counted by then."""
     said = []
@@ -213,6 +214,7 @@ def test_a_killed_run_goes_on_with_other_workers(alone, tmp_path, monkeypatch, a
     assert_same(alone / "alone", tmp_path / "run")
 
 
+@pytest.mark.long
 def test_states_of_an_undone_round_do_not_count(alone, tmp_path, monkeypatch):
     """A client whose undone round is not repeated goes on from what the checkpoint lists."""
     config = setting(alone)
