@@ -29,7 +29,8 @@ def add_bound(verbs: Verbs) -> None:
         "term by term, block by block, and as modality-task pairs are added. A layout or a\n"
         "federation file says which blocks there are and who owns them; for a run, the other\n"
         "constants are estimated from gradients at its stored server model (docs/theory.md).",
-        ["tapfl bound flava", "tapfl bound examples/clinics/federation.yaml --local-steps 5 --figure bound.svg",
+        ["tapfl bound flava",
+         "tapfl bound examples/clinics/federation.yaml --local-steps 5 --figure bound.svg",
          "tapfl bound runs/quickstart --batches 4 --json"])
     verb.add_argument("federation", metavar="LAYOUT|FILE|RUN",
                       help="a layout or preset, a federation or configuration file, or the folder "
