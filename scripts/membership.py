@@ -38,15 +38,9 @@ FIELDS = ["seed", "samples", "noise", "task", "attack", "auc", "auc_low", "auc_h
           "found_low", "found_high", "accuracy", "epsilon"]
 
 
-def personal(noise):
-    """Return the methods whose X is attacked. X trains without noise, and for twice as long as W:
-    so only once."""
-    return PERSONAL if noise == "none" else ()
-
-
 def configured(folder, samples, noise, seed):
     return ten_clients.configured(folder, ROUNDS, {
-        "seed": seed, "methods": ["fedavg", *personal(noise)], "privacy": NOISE[noise],
+        "seed": seed, "methods": ["fedavg", *PERSONAL], "privacy": NOISE[noise],
         "data": {"train": samples * CLIENTS, "test": SCORED * CLIENTS},
         "post": {"steps": 8, "lr": 5e-3}})
 
@@ -58,7 +52,7 @@ def scores_of(observed, client, data, rows):
     w, before, after = (losses_of(network, model, data, rows) for model in (
         observed.model("fedavg", client), received, update.blocks))
     found = {"W: loss": loss_score(w)}
-    for method in {row["method"] for row in observed.rows} & {*PERSONAL}:
+    for method in PERSONAL:
         x = losses_of(network, observed.model(method, client), data, rows)
         found[f"X of {method}: loss"] = loss_score(x)
         found[f"X of {method}: drop from W"] = drop_score(w, x)
@@ -108,8 +102,6 @@ def tables(out, seed):
     rows = lines(out, seed=seed)
 
     def cell(row):
-        if row is None:
-            return "-"
         half = (float(row["auc_high"]) - float(row["auc_low"])) / 2
         return f"{float(row['auc']):.2f} ± {half:.2f}, {100 * float(row['found']):.0f}%"
 
@@ -125,11 +117,10 @@ def tables(out, seed):
         print(f"| epsilon | {' | '.join(f'{float(e):.0f}' if e else '∞' for e in epsilons)} |")
         for attack, model in {"W: loss": "W", "X of tap: loss": "X of tap",
                               "X of tap-soft: loss": "X of tap-soft"}.items():
-            right = [f"{float(row['accuracy']):.0f}" if row else "-"
-                     for row in (found.get((name, attack)) for name in names)]
+            right = [f"{float(found[name, attack]['accuracy']):.0f}" for name in names]
             print(f"| accuracy of {model}, % | {' | '.join(right)} |")
         for attack in ATTACKS:
-            print(f"| {attack} | {' | '.join(cell(found.get((name, attack))) for name in names)} |")
+            print(f"| {attack} | {' | '.join(cell(found[name, attack]) for name in names)} |")
 
 
 def main():
