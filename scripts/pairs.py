@@ -43,7 +43,7 @@ def write_federation(folder, count, layout):
 
 
 def settings(options, file, count):
-    """Return what differs from the quickstart."""
+    """Return what differs from the preset."""
     found = {"federation.file": file.resolve(), "federation.groups": 1, "methods": "[fedavg]",
              "train.cohort": HOLDERS * count, "train.rounds": options.rounds,
              "train.local_steps": 4, "train.batch_size": 8, "train.warmup_rounds": 2,
@@ -52,7 +52,7 @@ def settings(options, file, count):
              "data.source": "hub" if options.data else "miniature"}
     if options.data:
         found["data.folder"] = options.data
-    return [f"{key}={value}" for key, value in found.items()]
+    return [*(f"{key}={value}" for key, value in found.items()), *options.overrides]
 
 
 def quality(run, tasks):
@@ -85,6 +85,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--data", help="a folder that mirrors the hub's data sets (miniature data)")
+    parser.add_argument("--model", default="quickstart", help="a preset: foundation and backbone")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[41, 42, 43])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--train", type=int, default=400, help="training samples of a data set")
@@ -97,10 +99,10 @@ def main():
             file = write_federation(options.folder, count, "flava" if options.data else "miniature")
             run = options.folder / f"seed{seed}-pairs{count}"
             changes = settings(options, file, count)
-            config = load_config("quickstart", changes)
+            config = load_config(options.model, changes)
             if not (run / "results.csv").is_file():
                 words = [word for change in changes for word in ("--set", change)]
-                if tapfl(["run", "quickstart", *words, "--seed", str(seed), "--out", str(run),
+                if tapfl(["run", options.model, *words, "--seed", str(seed), "--out", str(run),
                           "--threads", "1", "--quiet", "--no-report"]):
                     return 2
             parts[count] = bounds(config)
