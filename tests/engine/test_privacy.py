@@ -79,9 +79,9 @@ def test_local_noise_hides_the_update_and_the_losses_stay(tmp_path):
     assert not turn._trained[1].subset(update.blocks).equals(update.blocks)
 
 
-def test_an_update_that_does_not_count_sends_back_what_came(tmp_path, monkeypatch):
-    worker, turn, received = _turn(tmp_path, mode="local", noise=0.0)
-    name = next(iter(received))
+def test_whether_a_training_failed_does_not_leave_a_client_with_local_noise(tmp_path, monkeypatch):
+    worker, turn, received = _turn(tmp_path, mode="local", noise=3.0, clip=0.1)
+    name = max(received, key=lambda each: received[each].numel())
 
     def spoil(client, round_):
         next(worker.method.network.blocks[name].parameters()).data.fill_(float("nan"))
@@ -89,5 +89,13 @@ def test_an_update_that_does_not_count_sends_back_what_came(tmp_path, monkeypatc
 
     monkeypatch.setattr(worker.method, "train", spoil)
     update = turn.train(0, received)
-    assert update.fault is not None
-    assert update.blocks.equals(received)
+    assert (update.fault, update.losses, update.events) == (None, {}, ())
+    for each in received:  # all look alike: noise, around what came
+        assert update.blocks[each].isfinite().all()
+        assert not update.blocks[each].equal(received[each])
+    spread = (update.blocks[name] - received[name]).std().item()
+    assert spread == pytest.approx(0.3, rel=6 / math.sqrt(received[name].numel()))
+    # The client itself knows, and learns nothing from it.
+    (said,) = turn.personalize(0)
+    assert (said.kind, said.round, said.client) == ("diverged", 0, turn.client.id)
+    assert name in said.reason
