@@ -128,7 +128,7 @@ def rounded_up(value: float) -> str:
 
 def in_words(name: str, found: Promise) -> str:
     """Return a promise as a sentence."""
-    if found.epsilon is None and found.noise:
+    if found.epsilon is None and found.noise and found.earlier:
         return (f"{name}: it goes on from a run that promised nothing (without noise, or not "
                 "complete), so nothing is promised")
     if found.epsilon is None:
