@@ -21,6 +21,7 @@ from tapfl.federated.aggregation import (
     trimmed_cut,
 )
 from tapfl.federated.server import Server
+from tapfl.privacy.mechanism import clipped
 from tapfl.privacy.noise import secure_normal
 from tapfl.reading import check
 
@@ -112,6 +113,22 @@ def test_what_a_client_adds_is_bounded_in_every_block():
     assert found[NAME].tolist() == pytest.approx([1.6, 1.8], rel=1e-5)
     assert found[OTHER].tolist() == [0.25]
     assert (found[NAME] - before[NAME]).norm().item() <= 1.0
+
+
+def test_a_client_changes_the_sum_by_what_it_adds_whoever_else_is_there():
+    """Rounding that depends on the other summands would add to it, more with every client."""
+    before = state(d0=[0.0] * 100)
+    update = BlockState({NAME: torch.linspace(1, 2, 100)}, before.shapes)
+    moved = []
+    for contributors in (300, 299):
+        rule = PrivateMean(1.0, 0.0)
+        for _ in range(contributors):
+            rule.add(update, 1, before)
+        moved.append(rule.result(before, {NAME: 1})[NAME].double() - before[NAME])
+        sums = rule._sums[NAME].double()
+        assert sums.tolist() == pytest.approx((contributors * clipped(
+            update, before, 1.0)[NAME].double()).tolist(), rel=1e-13)
+    assert (moved[0] - moved[1]).norm().item() == pytest.approx(1, abs=1e-4)
 
 
 def test_clients_that_do_not_answer_are_divided_by_all_the_same():

@@ -49,6 +49,17 @@ def test_runs_on_the_same_data_add_up():
     assert both < epsilon([first], DELTA) + epsilon([second], DELTA)
 
 
+def test_whoever_replaces_data_does_so_in_every_release():
+    """Noise at the server in one run and at the clients in another: one kind of neighbours."""
+    central, local = Releases(20.0, 9, 5, replaced=False), Releases(40.0, 9, 5, replaced=True)
+    accountant = pld.PLDAccountant()  # by a sharper accountant: both change by 2 C in 9 blocks
+    accountant.compose(dp_accounting.GaussianDpEvent(20.0 / 2 / 3), 5)
+    accountant.compose(dp_accounting.GaussianDpEvent(40.0 / 2 / 3), 5)
+    found = epsilon([central, local], DELTA)
+    assert found >= accountant.get_epsilon(DELTA)
+    assert found == epsilon([Releases(20.0, 9, 5, replaced=True), local], DELTA)
+
+
 def test_no_noise_promises_nothing_and_nothing_sent_everything():
     assert epsilon([Releases(0.0, 3, 10, False)], DELTA) == math.inf
     assert epsilon([Releases(0.0, 3, 0, False), Releases(0.0, 0, 5, False)], DELTA) == 0

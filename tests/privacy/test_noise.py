@@ -4,7 +4,7 @@ import torch
 from scipy import stats
 
 from tapfl.blocks import BlockState
-from tapfl.privacy.mechanism import private_update
+from tapfl.privacy.mechanism import clipped, private_update
 from tapfl.privacy.noise import PIECE, secure_normal
 
 
@@ -54,3 +54,30 @@ def test_what_a_client_sends_is_its_clipped_update_and_noise():
     # clipped to a norm of 2: (1.2, 1.6); the noise is 0.5 * 2 in each coordinate
     assert sent["decoder/a"].tolist() == pytest.approx([1 + 1.2 + 1, 2 + 1.6 + 1], rel=1e-5)
     assert torch.equal(trained["decoder/a"], torch.tensor([4.0, 6.0]))
+
+
+def block(values):
+    values = torch.as_tensor(values, dtype=torch.float32)
+    return BlockState({"decoder/a": values}, {"decoder/a": {"w": values.shape}})
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e30, 1e37, 3e38])
+def test_no_update_is_so_large_that_the_bound_gives_way(size):
+    for clip in (1e-3, 1.0):
+        found = clipped(block([size] * 1000), block([-size] * 1000), clip)["decoder/a"]
+        assert found.isfinite().all()
+        assert found.double().norm().item() <= clip
+
+
+@pytest.mark.parametrize("fault", [float("nan"), float("inf"), -float("inf")])
+def test_a_block_that_is_not_finite_adds_nothing(fault):
+    """What leaves a client is finite, so that nobody sees whose training went astray."""
+    assert clipped(block([fault, 1.0]), block([0.0, 0.0]), 1.0)["decoder/a"].tolist() == [0, 0]
+
+
+def test_noise_comes_before_any_rounding_to_what_was_received():
+    """A server that sends large values must not learn which side of their grid an update is on."""
+    received, trained = block([2.0**23]), block([2.0**23 + 1])  # neighbours among float32
+    sent = private_update(trained, received, 0.55, 0.4, lambda like: -torch.ones_like(like))
+    # 0.55 - 0.22 is nearer to 0; rounded before the noise, it would have been 1 - 0.22.
+    assert sent["decoder/a"].item() == 2.0**23

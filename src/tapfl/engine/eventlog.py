@@ -79,16 +79,9 @@ class EventLog:
 
     def seconds(self) -> float:
         """Return how long the rounds of the segment took together."""
-        return math.fsum(record["seconds"] for record in self._rounds())
-
-    def cohorts(self) -> list[list[str]]:
-        """Return who took part in each round of the segment."""
-        return [record["cohort"] for record in self._rounds()]
-
-    def _rounds(self) -> list[dict[str, Any]]:
         with self._segment_path.open(encoding="utf-8") as file:
-            return [record for record in map(json.loads, file)
-                    if record["event"] == RoundEnded.kind]
+            return math.fsum(record["seconds"] for record in map(json.loads, file)
+                             if record["event"] == RoundEnded.kind)
 
     def check(self, position: Position) -> str | None:
         """Say what is wrong with the segment up to a checkpoint, if anything is."""

@@ -73,7 +73,8 @@ class StartedModel(BaseModel):
 class Started(BaseModel):
     """What a run went on from: the other run's ``id``, and which ``clients`` it knew.
 
-    ``taken`` says, on a node, that its clients' earlier state has been copied.
+    ``taken`` says, on a node, that its clients' earlier state has been copied. ``privacy`` is what
+    that run promised, by federated run, where this one has noise.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -82,6 +83,7 @@ class Started(BaseModel):
     clients: list[str]
     models: dict[str, StartedModel] = {}
     taken: bool = False
+    privacy: dict[str, Promise] = {}
 
 
 class RunRecord(BaseModel):

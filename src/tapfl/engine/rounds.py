@@ -34,6 +34,7 @@ from tapfl.engine.messages import (
     Update,
 )
 from tapfl.engine.record import Times, fixed_settings
+from tapfl.engine.released import Released
 from tapfl.errors import TapflError
 from tapfl.events import (
     ClientFinished,
@@ -56,7 +57,7 @@ class Rounds:
 
     ``exchanged`` says which blocks travel to and from a member; ``final`` is the folder for what
     clients report in the end. Events go to the ``log`` first, then to ``notify``. ``departures``
-    says who has left.
+    says who has left, ``released`` counts what clients are asked for.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Rounds:
     final: Path
     notify: Subscriber
     departures: Departures
+    released: Released = field(default_factory=Released)
     times: Times | None = field(default=None, init=False)  # when all is over
     _done: int = field(default=-1, init=False)  # the last complete round
     _places: dict[str, int] = field(default_factory=dict, init=False)  # of members that left
@@ -105,7 +107,9 @@ class Rounds:
         """Run one round."""
         started = time.perf_counter()
         # 1. The cohort, of those that have not left; each member gets the blocks it exchanges.
-        cohort = [self.members[i] for i in self.server.cohort(round_, self._absent(round_))]
+        absent = self._absent(round_)
+        cohort = [self.members[i] for i in self.server.cohort(round_, absent)]
+        self.released.begin([member.id for member in cohort], len(self.members) - len(absent))
         sent = ((member, self.server.send(self.exchanged(member))) for member in cohort)
         answers = self.clients.ask(self._ask("train", round_), sent)
         # 2. Updates are checked and averaged in the roster's order, whenever they come.

@@ -7,7 +7,7 @@ import functools
 import gc
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from tapfl.engine.record import (
     read_record,
 )
 from tapfl.engine.registry import Plan, plan
+from tapfl.engine.released import FILE as RELEASED
+from tapfl.engine.released import Released
 from tapfl.engine.results import read_results, write_results
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.site import Here, MakeSite
@@ -61,7 +63,7 @@ def run(config: Config, out: Path | str | None = None, *, resume: bool = False,
         raise TapflError(f"{out}: the run has methods of your own; name the folder that they are "
                          "imported from with --modules DIR")
     plans = plan(config, modules, installed=not resume)
-    if any(each.config.privacy.mode != "none" for each in plans):
+    if _has_noise(plans):
         accounting()  # it is missed now rather than in the end
     with RunFolder(out, resume) as folder:
         record = None if folder.is_new else _continued(out, config)
@@ -151,8 +153,8 @@ class _Run:
             rounds = self._rounds(each, folder, method, clients, log)
             goes_on = self._goes_on(each, method, rounds)
             rows = rounds.run(resume=self.resumed or goes_on)
-            if each.config.privacy.mode != "none":
-                self._promise(each, method, log.cohorts())
+            if _has_noise(self.plans):  # one without noise tells all that the others hide
+                self._promise(each, method, rounds)
             if rounds.times is not None:
                 self.record.times[each.name] = rounds.times
             for client, since in rounds.departures.since.items():
@@ -168,6 +170,10 @@ class _Run:
         """Return whether a federated run goes on from another run's state; if so, take that."""
         if self.record.start is None or rounds.checkpoints.newest >= 0:
             return False
+        if _has_noise(self.plans) and any(method.exchanged(m) for m in self.site.kinds):
+            # It is on record before anything goes on.
+            self.record.start.privacy[each.name] = self._origin.promised(each)
+            self.record.save(self.out)
         model = self._origin.begin(each, method, rounds)
         if model is not None:
             self.record.start.models[each.name] = model
@@ -192,13 +198,15 @@ class _Run:
 
         return Rounds(each.name, config, members, server, method.exchanged, clients,
                       Checkpoints(folder / "checkpoints", each.name), log, folder / "final", notify,
-                      Departures(self.out, folder))
+                      Departures(self.out, folder),
+                      Released(folder / RELEASED if _has_noise(self.plans) else None))
 
-    def _promise(self, each: Plan, method: FederatedMethod,
-                 cohorts: Sequence[Sequence[str]]) -> None:
+    def _promise(self, each: Plan, method: FederatedMethod, rounds: Rounds) -> None:
         """Record what the noise promised, in this federated run and in all so far."""
-        privacy = self.record.privacy
-        privacy[each.name] = promise(each.config, self.site.members, method.exchanged, cohorts)
+        privacy, start = self.record.privacy, self.record.start
+        privacy[each.name] = promise(
+            each.config, self.site.members, method.exchanged, rounds.released,
+            start.privacy.get(each.name) if start else None)
         self.notify(Message(f"privacy: {in_words(each.name, privacy[each.name])}"))
         if len(privacy) > 1:
             self.notify(Message(f"privacy: {together(privacy, each.config.privacy.delta)}"))
@@ -215,6 +223,10 @@ class _Run:
         if method.shares_final_model and name not in self.record.shared:
             self.record.shared.append(name)
         self.record.save(self.out)
+
+
+def _has_noise(plans: Iterable[Plan]) -> bool:
+    return any(each.config.privacy.mode != "none" for each in plans)
 
 
 def _free(device: str) -> None:

@@ -14,6 +14,7 @@ from tapfl.config import NEW, Config
 from tapfl.data.participants import client_ids, load_federation
 from tapfl.engine.departures import inherit, leavers
 from tapfl.engine.origin import Origin, Stored
+from tapfl.engine.promise import Promise, unknown
 from tapfl.engine.record import FILE, Started, StartedModel, read_record
 from tapfl.engine.registry import Plan
 from tapfl.engine.rounds import Rounds
@@ -76,6 +77,10 @@ class Start:
                 f"train.rounds: {plan.config.train.rounds} for '{plan.name}', but {done} are "
                 f"behind {self.origin.path}, where it starts; they count, expected {done} or more")
         return stored
+
+    def promised(self, plan: Plan) -> Promise:
+        """Return what the stored run's noise has promised."""
+        return self.origin.record.privacy.get(plan.name) or unknown(self.origin.clients)
 
     def begin(self, plan: Plan, method: FederatedMethod, rounds: Rounds) -> StartedModel | None:
         """Take the stored W and the clients' state for this run's own, unless there is none.

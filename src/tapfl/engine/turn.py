@@ -80,17 +80,25 @@ class ClientTurn:
             self._trained = before, trained, losses
         update = Update(client.id, trained.subset(exchanged), client.samples, losses, fault,
                         self._not_finite(round_, losses))
-        return self._hidden(update, received)
+        return self._hidden(update, received, round_)
 
-    def _hidden(self, update: Update, received: BlockState) -> Update:
-        """Return what leaves the client: with local privacy, clipped blocks with noise alone."""
-        privacy = self.plan.config.privacy
+    def _hidden(self, update: Update, received: BlockState, round_: int) -> Update:
+        """Return what leaves the client: with local privacy, clipped blocks with noise alone.
+
+        Whether a training failed depends on data, so that does not leave it either: such an
+        update adds nothing, with noise. The client's own report says what happened.
+        """
+        privacy, own = self.plan.config.privacy, update.blocks
         if privacy.mode != "local":
             return update
-        # An update that does not count says nothing: the blocks go back as they came.
-        blocks = received.subset(update.blocks) if update.fault else private_update(
-            update.blocks, received, privacy.clip, privacy.noise)
-        return dataclasses.replace(update, blocks=blocks, losses={}, events=())
+        self.worker.events += update.events
+        if update.fault is not None:
+            own = received.subset(own)
+            self.worker.events += [] if update.events else [
+                Diverged(self.plan.name, round_, update.client, [], update.fault)]
+        return dataclasses.replace(
+            update, blocks=private_update(own, received, privacy.clip, privacy.noise),
+            losses={}, fault=None, events=())
 
     def personalize(self, round_: int) -> list[Event]:
         """Let the personal models see W, which they leave alone; return what happened to them."""

@@ -106,9 +106,13 @@ class PrivateMean:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, update: BlockState, samples: int, before: BlockState) -> None:
-        """Add what is left of an update within the bound."""
+        """Add what is left of an update within the bound.
+
+        The sum is in float64: with many clients, what float32 rounds off grows with each of them.
+        """
         for name, value in clipped(update, before, self.clip).items():
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            before_it = self._sums.get(name)
+            self._sums[name] = value.double() if before_it is None else before_it + value
 
     @torch.no_grad()
     def result(self, before: BlockState, asked: Mapping[str, int]) -> BlockState:
@@ -116,9 +120,9 @@ class PrivateMean:
         counts = asked if self.expected is None else self.expected
         found = {}
         for name, count in counts.items():
-            total = self._sums.get(name, torch.zeros_like(before[name]))
-            noise = self.noise * self.clip * self._normal(before[name])
-            found[name] = before[name] + (total + noise) / count
+            total = self._sums.get(name, torch.zeros_like(before[name], dtype=torch.float64))
+            noise = self.noise * self.clip * self._normal(total)
+            found[name] = before[name] + ((total + noise) / count).to(before[name].dtype)
         return BlockState(found, {name: before.shapes[name] for name in found})
 
 

@@ -9,13 +9,15 @@ differ in one client:
   them. It changes a block by C at most.
 - noise at the clients, or secret cohorts: with the client's data, or with any others in their
   place. It changes a block by 2 C at most.
+
+Releases of both kinds are added up as the second.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tapfl.errors import TapflError
@@ -54,7 +56,8 @@ def epsilon(releases: Sequence[Releases], delta: float) -> float:
     accountant = library.rdp.RdpAccountant(neighboring_relation=(
         relation.REPLACE_ONE if replaced else relation.ADD_OR_REMOVE_ONE))
     for each in counted:
-        event = library.GaussianDpEvent(each.multiplier)
+        # One kind of neighbours for all: whoever replaces data does so in every release.
+        event = library.GaussianDpEvent(replace(each, replaced=replaced).multiplier)
         if each.drawn:
             cohort, clients = each.drawn
             event = library.SampledWithoutReplacementDpEvent(clients, cohort, event)
@@ -65,8 +68,7 @@ def epsilon(releases: Sequence[Releases], delta: float) -> float:
 def needed_noise(releases: Sequence[Releases], delta: float, target: float) -> float:
     """Return the smallest noise, to three digits, whose epsilon is at most the target."""
     def found(noise: float) -> float:
-        return epsilon([Releases(noise, r.blocks, r.rounds, r.replaced, r.drawn)
-                        for r in releases], delta)
+        return epsilon([replace(each, noise=noise) for each in releases], delta)
 
     low, high = 0.0, 1.0
     while found(high) > target:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tapfl.engine.messages import Final, Row
 from tapfl.engine.origin import Origin
 from tapfl.engine.record import RunRecord, Started, check_unchanged, memory, read_record
 from tapfl.engine.registry import Plan
+from tapfl.engine.released import FILE as RELEASED
 from tapfl.engine.results import write_results
 from tapfl.engine.run import federation_digest
 from tapfl.engine.site import Here
@@ -85,6 +87,10 @@ class OwnFolder:
             for owner in (run.name, *(spec.name for spec in run.personal)):
                 for client in start.clients:
                     now.take(before.folder, before.kept(owner, client))
+            released = origin.folder(run.name) / RELEASED
+            if released.is_file():  # train.rounds counts those, too
+                now.folder.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(released, now.folder.parent / RELEASED)
 
     @property
     def start(self) -> Started | None:

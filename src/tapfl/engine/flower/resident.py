@@ -30,6 +30,7 @@ from tapfl.engine.flower.turns import Turns
 from tapfl.engine.flower.wire import final_frame, update_frame
 from tapfl.engine.messages import Final
 from tapfl.engine.record import code_digest
+from tapfl.engine.released import FILE, Released
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
@@ -102,6 +103,7 @@ class Resident(Turns):
 
     def _train(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self.read(frame)
+        self._spend(worker, client.id)
         reports = self._reports(worker, asked)
         turn = worker.turn(client)
         update = turn.train(asked.round, received)
@@ -117,6 +119,20 @@ class Resident(Turns):
                 worker.end_turn(client, asked.round, asked.kept)
 
         return reply, then
+
+    def _spend(self, worker: Worker, client: str) -> None:
+        """With local noise, train as often as the run has rounds, whatever a server asks for.
+
+        From many updates of the same round it could take the mean, and the noise would be gone.
+        """
+        config = worker.plan.config
+        if config.privacy.mode != "local":
+            return
+        released = Released(self.folder(worker.plan.name) / FILE)
+        if released.clients[client] >= config.train.rounds:
+            raise FrameError(f"client '{client}' was asked {config.train.rounds} times, as often "
+                             "as the run has rounds: its noise covers no more")
+        released.begin([client], 1)
 
     def _finish(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self.read(frame)
