@@ -79,8 +79,9 @@ def test_local_noise_hides_the_update_and_the_losses_stay(tmp_path):
     assert not turn._trained[1].subset(update.blocks).equals(update.blocks)
 
 
-def test_an_update_that_does_not_count_sends_back_what_came(tmp_path, monkeypatch):
-    worker, turn, received = _turn(tmp_path, mode="local", noise=0.0)
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_an_update_that_is_not_sound_adds_nothing_and_does_not_say_so(tmp_path, monkeypatch, noise):
+    worker, turn, received = _turn(tmp_path, mode="local", noise=noise)
     name = next(iter(received))
 
     def spoil(client, round_):
@@ -89,5 +90,7 @@ def test_an_update_that_does_not_count_sends_back_what_came(tmp_path, monkeypatc
 
     monkeypatch.setattr(worker.method, "train", spoil)
     update = turn.train(0, received)
-    assert update.fault is not None
-    assert update.blocks.equals(received)
+    assert update.fault is None
+    assert update.blocks.not_finite() is None
+    assert update.blocks.equals(received) == (noise == 0)  # else all blocks have noise
+    assert turn._trained is None

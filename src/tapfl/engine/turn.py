@@ -87,10 +87,11 @@ class ClientTurn:
         privacy = self.plan.config.privacy
         if privacy.mode != "local":
             return update
-        # An update that does not count says nothing: the blocks go back as they came.
-        blocks = received.subset(update.blocks) if update.fault else private_update(
-            update.blocks, received, privacy.clip, privacy.noise)
-        return dataclasses.replace(update, blocks=blocks, losses={}, events=())
+        # One that is not sound adds nothing, and does not say so: whether a training goes astray
+        # depends on the data, and a server chooses where it starts.
+        added = received.subset(update.blocks) if update.fault else update.blocks
+        blocks = private_update(added, received, privacy.clip, privacy.noise)
+        return dataclasses.replace(update, blocks=blocks, losses={}, fault=None, events=())
 
     def personalize(self, round_: int) -> list[Event]:
         """Let the personal models see W, which they leave alone; return what happened to them."""

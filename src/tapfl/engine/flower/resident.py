@@ -24,11 +24,12 @@ from tapfl.engine.flower.allow import ALLOW
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.headers import VERSION, Announced, Asked, Hello, Refusal, ReportPart
 from tapfl.engine.flower.own import OwnFolder
+from tapfl.engine.flower.released import Released
 from tapfl.engine.flower.reported import records
 from tapfl.engine.flower.told import told
 from tapfl.engine.flower.turns import Turns
 from tapfl.engine.flower.wire import final_frame, update_frame
-from tapfl.engine.messages import Final
+from tapfl.engine.messages import Final, Update
 from tapfl.engine.record import code_digest
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
@@ -104,7 +105,7 @@ class Resident(Turns):
         worker, client, asked, received = self.read(frame)
         reports = self._reports(worker, asked)
         turn = worker.turn(client)
-        update = turn.train(asked.round, received)
+        update = self._once(worker, asked, received, lambda: turn.train(asked.round, received))
         worker.store.flush()  # what the client keeps to itself is safe before the update counts
         shown = dataclasses.replace(update, events=self._allowed(update.events))
         reply = update_frame(shown, asked.round, reports, asked.compression)
@@ -117,6 +118,21 @@ class Resident(Turns):
                 worker.end_turn(client, asked.round, asked.kept)
 
         return reply, then
+
+    def _once(self, worker: Worker, asked: Asked, received: BlockState,
+              train: Callable[[], Update]) -> Update:
+        """Return an update; one with noise of the client's own leaves the node once a round."""
+        if worker.plan.config.privacy.mode != "local" or not len(received):
+            return train()
+        name = worker.plan.name
+        released = Released(self.folder(name) / "released", name)
+        before = released.answered(asked.client, asked.round, received)
+        update = train()
+        if before is not None:
+            return dataclasses.replace(update, blocks=before)
+        released.keep(asked.client, asked.round, received, update.blocks)
+        released.forget(asked.client, asked.kept)
+        return update
 
     def _finish(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self.read(frame)
