@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from tapfl.deploy.keys import make_keys  # noqa: E402
-from tapfl.deploy.processes import Processes, free_port  # noqa: E402
-from tapfl.deploy.superlink import BODY_LIMIT, SuperLink  # noqa: E402
-from tapfl.deploy.supervise import Supervisor  # noqa: E402
+from tapfl.deploy.keys import make_keys
+from tapfl.deploy.processes import Processes, free_port
+from tapfl.deploy.superlink import BODY_LIMIT, SuperLink
+from tapfl.deploy.supervise import Supervisor
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx", path="/usr/sbin:/usr/bin") is None,
                                 reason="needs nginx")
@@ -97,7 +97,8 @@ def test_a_request_that_is_not_whole_costs_the_superlink_nothing(proxy):
     connect, paths = proxy
     paths.clear()
     with connect() as connection:
-        connection.sendall(b"POST /v1/fleet/slow HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nab")
+        connection.sendall(b"POST /v1/fleet/slow HTTP/1.1\r\nHost: x\r\n"
+                           b"Content-Length: 9\r\n\r\nab")
         time.sleep(0.3)
         assert paths == []
         connection.sendall(b"cdefghi")
