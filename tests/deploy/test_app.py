@@ -129,3 +129,15 @@ def test_the_state_is_that_of_the_last_start(tmp_path, texts, state):
     (tmp_path / "deploy" / "log.jsonl").write_text(
         "".join(json.dumps({"says": text}) + "\n" for text in texts))
     assert status(tmp_path)["state"] == state
+
+
+def test_what_a_node_says_of_itself_is_no_news_of_the_server(tmp_path):
+    own = ["node 7 joined with ward", "proxy ended with status 1; starting it again in 1 s"]
+    quoted = ["refused: node 8: code of tapfl x joined with ward, the server has y",
+              "node 8: no hello (Flower says: node 9 joined with ward; starting it again in 1 s)"]
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "log.jsonl").write_text(
+        "".join(json.dumps({"says": text}) + "\n" for text in [*own, *quoted]))
+    found = status(tmp_path)
+    assert (found["nodes"], found["restarts"]) == (own[:1], own[1:])
+    assert found["refused"] == quoted[:1]

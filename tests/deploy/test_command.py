@@ -42,11 +42,15 @@ def test_a_resident_alone_answers_at_its_socket(tmp_path):
     place = tmp_path / "s"
     command = [sys.executable, "-m", "tapfl", "deploy", "client", str(path), "--clients", "news",
                "--out", str(tmp_path / "node"), "--socket", str(place), "--device", "cpu"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, umask=0o022) as process:
         try:
             assert process.stdout.readline().startswith("ready: news at ")
             header, _ = unpack(request(place, pack({"kind": "hello"}), 60))
             assert [client["id"] for client in header["clients"]] == ["news"]
+            node = tmp_path / "node"
+            open_to_others = [str(found) for found in (node, *node.rglob("*"))
+                              if found.stat().st_mode & 0o077]
+            assert open_to_others == []  # labels, samples and the like
         finally:
             process.terminate()
         assert process.wait(60) == 130
@@ -54,8 +58,15 @@ def test_a_resident_alone_answers_at_its_socket(tmp_path):
 
 
 def test_a_socket_is_opened_to_a_group_and_to_nobody_else(tmp_path):
-    place = tmp_path / "s"
-    with listen(place):
+    place = tmp_path / "made" / "for" / "s"
+    before = os.umask(0o077)
+    try:
+        server = listen(place)
+    finally:
+        os.umask(before)
+    with server:
+        for folder in (place.parent, place.parent.parent):  # the group has to get there
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o711
         assert stat.S_IMODE(place.stat().st_mode) == 0o600
         open_to(grp.getgrgid(os.getgid()).gr_name, place)
         assert stat.S_IMODE(place.stat().st_mode) == 0o660

@@ -65,6 +65,12 @@ def test_its_status_is_known_afterwards(deployed, capsys):
     assert found["processes"] == []
 
 
+def test_what_it_wrote_is_its_owners_alone(deployed):
+    written = list((deployed / "there").rglob("*"))
+    assert deployed / "there" / "deploy" / "flower" / "superlink.db" in written
+    assert [str(path) for path in written if path.stat().st_mode & 0o077] == []
+
+
 def test_a_clients_folder_answers_without_a_server(deployed, capsys):
     capsys.readouterr()
     folder = deployed / "there" / "deploy" / "nodes" / "news"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,19 @@ from tapfl.errors import TapflError
 from tapfl.verbs import Verbs, add_verb, data_folder
 
 PATIENCE = ("join", "round", "finish", "minimum")
+
+
+@contextlib.contextmanager
+def _for_the_owner() -> Any:
+    """Have all that is written, by processes below as well, be this user's alone.
+
+    It tells of data: messages on their way, labels, samples, logs.
+    """
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def add_deploy(verbs: Verbs) -> None:
@@ -97,6 +111,7 @@ def _add_server(verbs: Verbs) -> None:
     _add_patience(verb)
 
 
+@_for_the_owner()
 def _server(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.server import BELOW, Server
@@ -141,6 +156,7 @@ def _add_client(verbs: Verbs) -> None:
                            "(nothing)")
 
 
+@_for_the_owner()
 def _client(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.node import Node
@@ -193,6 +209,7 @@ def _add_local(verbs: Verbs) -> None:
     _add_patience(verb)
 
 
+@_for_the_owner()
 def _local(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.local import run_local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ from tapfl.deploy.processes import recorded
 from tapfl.deploy.server import BELOW
 from tapfl.deploy.supervise import AGAIN
 from tapfl.errors import TapflError
+
+# Lines of the server's own; others quote what a node has said, which may be anything.
+JOINED = re.compile(r"node \d+ joined with ")
+QUOTED = re.compile(r"refused: |node \d+: ")
 
 
 def status(out: Path) -> dict[str, Any]:
@@ -27,9 +32,9 @@ def status(out: Path) -> dict[str, Any]:
     last = rounds[-1] if rounds else None
     return {
         "state": _state(texts), "processes": sorted(recorded(folder)),
-        "nodes": [text for text in texts if " joined with " in text],
+        "nodes": [text for text in texts if JOINED.match(text)],
         "refused": [text for text in texts if text.startswith("refused: ")],
-        "restarts": [text for text in texts if AGAIN in text],
+        "restarts": [text for text in texts if AGAIN in text and not QUOTED.match(text)],
         "method": last and last["method"], "round": last and last["round"],
         "seconds_since": round(time.time() - log.stat().st_mtime, 1),
         "bytes_up": sum(line["bytes_up"] for line in rounds),

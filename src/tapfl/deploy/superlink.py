@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -34,8 +35,11 @@ clientapp = "tapfl.engine.flower.client_app:app"
 [tool.flwr.app.config]
 job = ""
 """
+# The path that is passed on is the one that was looked at: with a URI of its own, proxy_pass sends
+# what is left of it after '..' and escapes. A request is whole before Flower gets it, which would
+# hold it in memory before it asks who has sent it.
 PROXY = """# Passes Flower's Fleet API and nothing else.
-daemon off;
+{user}daemon off;
 worker_processes 1;
 pid {folder}/nginx.pid;
 error_log stderr warn;
@@ -50,7 +54,6 @@ http {{
   client_max_body_size {limit}m;
   client_body_timeout 180s;
   proxy_read_timeout 180s;
-  proxy_request_buffering off;
   proxy_buffering off;
   server {{
     listen {address} ssl;
@@ -58,7 +61,7 @@ http {{
     ssl_certificate_key {keys}/server.key;
     ssl_protocols TLSv1.2 TLSv1.3;
     location /v1/fleet/ {{
-      proxy_pass https://127.0.0.1:{port};
+      proxy_pass https://127.0.0.1:{port}/v1/fleet/;
       proxy_ssl_trusted_certificate {keys}/ca.pem;
       proxy_ssl_verify on;
       proxy_ssl_name localhost;
@@ -71,7 +74,7 @@ http {{
 }}
 """
 TRIES = 10  # in succession to start what has ended
-BODY_LIMIT = 64  # MiB of a request: Flower sends large arrays in pieces of a few MB
+BODY_LIMIT = 16  # MiB of a request: Flower sends large arrays in pieces of a few MB
 
 
 class SuperLink:
@@ -150,7 +153,9 @@ class SuperLink:
         folder = self._folder / "proxy"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "nginx.conf"
-        path.write_text(PROXY.format(folder=folder, keys=self._keys, port=self.port,
+        # Root's nginx would work as somebody who may not enter this folder.
+        user = "user root;\n" if os.geteuid() == 0 else ""
+        path.write_text(PROXY.format(folder=folder, keys=self._keys, port=self.port, user=user,
                                      address=address, limit=BODY_LIMIT), encoding="utf-8")
         self._supervisor.keep("proxy", [
             nginx, "-p", str(folder), "-c", str(path), "-e", str(folder / "error.log")],

@@ -150,40 +150,6 @@ def test_with_local_privacy_updates_tell_no_losses(tmp_path):
     assert [header for header in updates if header["losses"] or header["events"]] == []
 
 
-def _asked(node, times):
-    """Ask a node's client for the first round again and again; return the kinds of its answers."""
-    kinds = []
-    for _ in range(times):
-        reply, then = node.answer(ask(node))
-        then()
-        kinds.append(unpack(reply)[0]["kind"])
-    return kinds
-
-
-def test_a_server_that_asks_again_and_again_does_not_see_through_local_noise(tmp_path):
-    config = small(tmp_path, privacy={"mode": "local"})  # three rounds
-    node = Resident(config, ["news"], tmp_path / "node")
-    assert _asked(node, 2) == ["update", "update"]
-    node.close()
-    node = Resident(config, ["news"], tmp_path / "node")  # nor does it help to start the node anew
-    assert _asked(node, 2) == ["update", "refusal"]
-    reason = unpack(node.answer(ask(node))[0])[0]["reason"]
-    assert "asked 3 times, as often as the run has rounds" in reason
-    node.close()
-    # A run that goes on has more rounds, and counts those before.
-    train = config.train.model_copy(update={"rounds": 4})
-    longer = config.model_copy(update={"train": train, "start": str(tmp_path / "node")})
-    node = Resident(longer, ["news"], tmp_path / "later")
-    assert _asked(node, 2) == ["update", "refusal"]
-    node.close()
-
-
-def test_without_local_noise_a_node_answers_whenever_it_is_asked(tmp_path):
-    node = Resident(small(tmp_path), ["news"], tmp_path / "node")
-    assert _asked(node, 5) == ["update"] * 5
-    node.close()
-
-
 # Faults
 
 def test_why_a_node_failed_stays_in_its_own_log(tmp_path, monkeypatch):

@@ -324,3 +324,10 @@ def test_whatever_comes_is_read_or_refused(frame):
                  lambda: read_refusal(frame)):
         with contextlib.suppress(FrameError):
             read()
+
+
+def test_a_fault_is_said_as_a_terminal_can_take_it():
+    header, body = unpack(update_frame(update("c1", 2, ZERO), 2, [], "none"))
+    frame = unpack(pack(header | {"fault": "not\u202efinite\u2028at all"}, body))
+    found, _ = read_update(frame, DUE, ZERO, BLOCKS)
+    assert found.fault == "not finite at all"

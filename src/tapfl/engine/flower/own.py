@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,13 @@ from tapfl.config import NEW
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.departures import leavers
 from tapfl.engine.files import on_disk, read_checked_json, replacing, write_checked_json
+from tapfl.engine.flower.answered import FOLDER, Answered
 from tapfl.engine.flower.reported import records
 from tapfl.engine.folder import RunFolder
 from tapfl.engine.messages import Final, Row
 from tapfl.engine.origin import Origin
 from tapfl.engine.record import RunRecord, Started, check_unchanged, memory, read_record
 from tapfl.engine.registry import Plan
-from tapfl.engine.released import FILE as RELEASED
 from tapfl.engine.results import write_results
 from tapfl.engine.run import federation_digest
 from tapfl.engine.site import Here
@@ -87,10 +86,9 @@ class OwnFolder:
             for owner in (run.name, *(spec.name for spec in run.personal)):
                 for client in start.clients:
                     now.take(before.folder, before.kept(owner, client))
-            released = origin.folder(run.name) / RELEASED
-            if released.is_file():  # train.rounds counts those, too
-                now.folder.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(released, now.folder.parent / RELEASED)
+            answered = Answered(now.folder.parent / FOLDER, run.name)
+            for client in start.clients:
+                answered.take(origin.folder(run.name) / FOLDER, client)
 
     @property
     def start(self) -> Started | None:

@@ -21,6 +21,7 @@ from tapfl.data.federation import Client
 from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.allow import ALLOW
+from tapfl.engine.flower.answered import FOLDER, Answered
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack, unpack
 from tapfl.engine.flower.headers import VERSION, Announced, Asked, Hello, Refusal, ReportPart
 from tapfl.engine.flower.own import OwnFolder
@@ -28,9 +29,8 @@ from tapfl.engine.flower.reported import records
 from tapfl.engine.flower.told import told
 from tapfl.engine.flower.turns import Turns
 from tapfl.engine.flower.wire import final_frame, update_frame
-from tapfl.engine.messages import Final
+from tapfl.engine.messages import Final, Update
 from tapfl.engine.record import code_digest
-from tapfl.engine.released import FILE, Released
 from tapfl.engine.site import Here
 from tapfl.engine.worker import Worker
 from tapfl.errors import TapflError
@@ -103,10 +103,9 @@ class Resident(Turns):
 
     def _train(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self.read(frame)
-        self._spend(worker, client.id)
         reports = self._reports(worker, asked)
         turn = worker.turn(client)
-        update = turn.train(asked.round, received)
+        update = self._once(worker, asked, received, lambda: turn.train(asked.round, received))
         worker.store.flush()  # what the client keeps to itself is safe before the update counts
         shown = dataclasses.replace(update, events=self._allowed(update.events))
         reply = update_frame(shown, asked.round, reports, asked.compression)
@@ -120,19 +119,20 @@ class Resident(Turns):
 
         return reply, then
 
-    def _spend(self, worker: Worker, client: str) -> None:
-        """With local noise, train as often as the run has rounds, whatever a server asks for.
-
-        From many updates of the same round it could take the mean, and the noise would be gone.
-        """
-        config = worker.plan.config
-        if config.privacy.mode != "local":
-            return
-        released = Released(self.folder(worker.plan.name) / FILE)
-        if released.clients[client] >= config.train.rounds:
-            raise FrameError(f"client '{client}' was asked {config.train.rounds} times, as often "
-                             "as the run has rounds: its noise covers no more")
-        released.begin([client], 1)
+    def _once(self, worker: Worker, asked: Asked, received: BlockState,
+              train: Callable[[], Update]) -> Update:
+        """Return an update; one with noise of the client's own leaves the node once a round."""
+        if worker.plan.config.privacy.mode != "local" or not len(received):
+            return train()
+        name = worker.plan.name
+        sent = Answered(self.folder(name) / FOLDER, name)
+        before = sent.answered(asked.client, asked.round, received)
+        update = train()
+        if before is not None:
+            return dataclasses.replace(update, blocks=before)
+        sent.keep(asked.client, asked.round, received, update.blocks)
+        sent.forget(asked.client, asked.kept)
+        return update
 
     def _finish(self, frame: Frame) -> tuple[bytes, Then]:
         worker, client, asked, received = self.read(frame)

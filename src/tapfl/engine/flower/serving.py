@@ -25,7 +25,9 @@ class Answers(Protocol):
 
 def listen(path: Path) -> socket.socket:
     """Return a socket that only this user can reach; one that was left behind is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in [each for each in reversed(path.parents) if not each.exists()]:
+        folder.mkdir()
+        folder.chmod(0o711)  # a group may pass through; the socket itself is closed to others
     if len(os.fsencode(path)) > 100:  # of at most 107 in Linux
         raise TapflError(f"{path}: too long for the path of a socket; expected at most 100 bytes")
     with contextlib.suppress(FileNotFoundError):

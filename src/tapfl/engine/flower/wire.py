@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tapfl.blocks import BlockState
 from tapfl.engine.flower.bodies import blocks_of, packed
-from tapfl.engine.flower.frames import Frame, FrameError, pack
+from tapfl.engine.flower.frames import Frame, FrameError, one_line, pack
 from tapfl.engine.flower.headers import (
     TEXT,
     VERSION,
@@ -71,7 +71,8 @@ def read_update(frame: Frame, due: Due, initial: BlockState,
     blocks = blocks_of(frame[1], initial, expected, header.compression)
     losses = {task: float("nan") if value is None else value
               for task, value in header.losses.items()}
-    update = Update(due.member.id, blocks, header.samples, losses, header.fault,
+    fault = None if header.fault is None else one_line(header.fault)
+    update = Update(due.member.id, blocks, header.samples, losses, fault,
                     events_of(header.events, due, due.round))
     return update, reports_of(header.reports, due)
 
