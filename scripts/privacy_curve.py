@@ -78,6 +78,8 @@ def _draw(found, path):
                           label=f"{key[1]}, {key[0]}", color=f"C{number}")
         axes.axhline(found[PLAIN][1][key], color=line.get_color(), linestyle=":")
     axes.set(xscale="log", xlabel="epsilon (smaller promises more)", ylabel="accuracy")
+    axes.set_xticks([e for e, _ in levels], [f"{e:.3g}" for e, _ in levels])
+    axes.set_xticks([], minor=True)
     axes.legend(fontsize=7)
     figure.savefig(path)
 
