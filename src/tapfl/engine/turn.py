@@ -94,8 +94,9 @@ class ClientTurn:
         self.worker.events += update.events
         if update.fault is not None:
             own = received.subset(own)
-            self.worker.events += [] if update.events else [
-                Diverged(self.plan.name, round_, update.client, [], update.fault)]
+            if not update.events:
+                self.worker.events.append(
+                    Diverged(self.plan.name, round_, update.client, [], update.fault))
         return dataclasses.replace(
             update, blocks=private_update(own, received, privacy.clip, privacy.noise),
             losses={}, fault=None, events=())

@@ -111,8 +111,7 @@ class PrivateMean:
         The sum is in float64: with many clients, what float32 rounds off grows with each of them.
         """
         for name, value in clipped(update, before, self.clip).items():
-            before_it = self._sums.get(name)
-            self._sums[name] = value.double() if before_it is None else before_it + value
+            self._sums[name] = self._sums.get(name, 0) + value.double()
 
     @torch.no_grad()
     def result(self, before: BlockState, asked: Mapping[str, int]) -> BlockState:
