@@ -42,6 +42,19 @@ def test_every_benchmark(name, tmp_path, capsys):
     assert report["facts"]["torch"] in out
 
 
+def test_kernels_add_up(tmp_path, capsys):
+    rows = bench(tmp_path, "kernels", "--kinds", "1")["rows"]
+    assert {row["client"] for row in rows} == {"1"}
+    *listed, whole = rows
+    assert whole["kernel"] == "all kernels"
+    assert sum(row["ms"] for row in listed) == pytest.approx(whole["ms"])
+    assert sum(row["calls"] for row in listed) == whole["calls"]
+    products = [row for row in listed if row["kernel"] in ("aten::addmm", "aten::mm")]
+    assert products
+    times = [row["ms"] for row in listed if row["kernel"] != "the others"]
+    assert times == sorted(times, reverse=True)
+
+
 def test_averaging_holds_one_update(tmp_path, capsys):
     rows = bench(tmp_path, "server", "--clients", "1,3,9")["rows"]
     assert [row["clients"] for row in rows] == [1, 3, 9]

@@ -133,3 +133,19 @@ def test_an_x_of_ones_own_that_is_wrong(tmp_path, name, answer, message):
 def test_settings(setting):
     with pytest.raises(TapflError, match=setting.partition("=")[0]):
         load_config("quickstart", [f"evaluation.{setting}"])
+
+
+def test_one_w_is_scored_once_for_all_who_share_the_test_data(tmp_path, monkeypatch):
+    asked = []
+    score = Evaluator.__call__
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, network, data, watch=None: (
+        asked.append(data.task.name), score(self, network, data, watch))[1])
+    config = tiny_experiment(tmp_path, methods=["fedavg"], evaluation={"every": 1, "sample": 4},
+                             **{**SMALL, "train": {"rounds": 1, "local_steps": 1, "cohort": 4}})
+    run(config, tmp_path / "out")
+    events = read_events(tmp_path / "out", "curve")
+    tasks = [e["task"] for e in events]
+    assert len(tasks) > len(set(tasks))  # some clients have the same tasks
+    assert sorted(asked) == sorted(2 * list(set(tasks)))  # on the way, and in the end
+    for task in set(tasks):
+        assert len({str(e["values"]) for e in events if e["task"] == task}) == 1

@@ -36,6 +36,12 @@ BENCHMARKS = (
                "tapfl bench step vilt --kinds 0,7 --steps 10",
                "tapfl bench step flava --device cuda --micro-batch auto --memory-cap 12"),
               ("batch", "kinds", "steps", "compile", "tokens", "micro_batch", "memory_cap")),
+    Benchmark("kernels", "where the time of a step goes, kernel by kernel",
+              "Take training steps under torch's profiler and list the kernels that take most\n"
+              "time; on a CPU, the operators.",
+              ("tapfl bench kernels --kinds 0", "tapfl bench kernels flava --device cuda --kinds 0",
+               "tapfl bench kernels offline-pair --device cuda --kinds 0,1,4 --json kernels.json"),
+              ("batch", "kinds", "steps", "compile")),
     Benchmark("round", "a whole round, part by part",
               "Time whole rounds: receiving blocks, training, averaging, and keeping state.",
               ("tapfl bench round", "tapfl bench round flava --device cuda --compile",

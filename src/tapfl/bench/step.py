@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,9 +113,9 @@ def chosen(experiment: Experiment, kinds: Sequence[str] | None) -> list[Client]:
     return [c for c in federation if not kinds or c.id in kinds]
 
 
-def _steps(method: FedAvg, client: Client, objective: Objective,
-           steps: int) -> tuple[float, list[list[TaskBatch]], int]:
-    """Return the seconds of a step, the minibatches, and the peak of memory."""
+def trainer(method: FedAvg, client: Client, objective: Objective,
+            steps: int) -> Callable[[], list[list[TaskBatch]]]:
+    """Return what takes a client's steps, always the same ones, and returns the minibatches."""
     context = method.context
     stepper = context.stepper(method.network)
     size = context.config.train.batch_size
@@ -129,14 +129,22 @@ def _steps(method: FedAvg, client: Client, objective: Objective,
             drawn.append(parts)
         return drawn
 
-    cuda = context.device.startswith("cuda")
+    return train
+
+
+def _steps(method: FedAvg, client: Client, objective: Objective,
+           steps: int) -> tuple[float, list[list[TaskBatch]], int]:
+    """Return the seconds of a step, the minibatches, and the peak of memory."""
+    device = method.context.device
+    train = trainer(method, client, objective, steps)
+    cuda = device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
     train()
-    peak = peak_memory(context.device)  # of plain steps: a captured one hides what it holds
+    peak = peak_memory(device)  # of plain steps: a captured one hides what it holds
     if cuda:
         train()  # what was seen once is captured now
-    drawn, seconds = once(train, context.device)
+    drawn, seconds = once(train, device)
     return seconds / steps, drawn, peak
 
 

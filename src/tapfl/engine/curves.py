@@ -14,11 +14,28 @@ from tapfl.evaluation.evaluate import Scores
 from tapfl.events import Curve
 
 
-def sampled_tests(client: Client, config: Config) -> list[TaskData]:
-    """Return a sample of the client's test data, task by task: the same in every round."""
-    chosen = ((data, sample_rows(rows, config.evaluation.sample, config.seed, task))
-              for task, (data, rows) in client.tests.items())
-    return [data.take(rows) for data, rows in chosen if len(rows)]
+class CurveSamples:
+    """Samples of clients' test data, the same in every round.
+
+    Of data that clients share there is one sample for all, so that one W is scored on it once.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._shared: dict[int, tuple[TaskData, TaskData]] = {}  # by where the whole data are
+
+    def of(self, client: Client) -> list[tuple[TaskData, bool]]:
+        """Return a sample of each task's test data, and whether it is one for all clients."""
+        return [(self._sample(task, data, rows), len(rows) == len(data))
+                for task, (data, rows) in client.tests.items() if len(rows)]
+
+    def _sample(self, task: str, data: TaskData, rows: Rows) -> TaskData:
+        size, seed = self.config.evaluation.sample, self.config.seed
+        if len(rows) < len(data):
+            return data.take(sample_rows(rows, size, seed, task))
+        if id(data) not in self._shared:
+            self._shared[id(data)] = data, data.take(sample_rows(rows, size, seed, task))
+        return self._shared[id(data)][1]
 
 
 def sample_rows(rows: Rows, size: int, seed: int, task: str) -> Rows:

@@ -15,7 +15,7 @@ from tapfl.blocks import BlockState
 from tapfl.data.batches import Rows, TaskData
 from tapfl.data.federation import Client
 from tapfl.engine.contract import calling, check_blocks, check_losses, is_shipped, name_of
-from tapfl.engine.curves import curve, sampled_tests
+from tapfl.engine.curves import curve
 from tapfl.engine.files import Label, write_state
 from tapfl.engine.messages import Final, Row, Update
 from tapfl.engine.samples import write_inputs, write_predictions
@@ -128,10 +128,18 @@ class ClientTurn:
                 models[personalizer.name] = self._checked(
                     personalizer, "current", personal).to(self.method.context.device)
         # All of them stay until the turn is over: the memo knows data by where they are.
-        self._samples = sampled_tests(self.client, self.plan.config)
-        return [curve(name, round_, self.client.id, data,
-                      self._evaluated(state, data, set(state) == set(whole), shared=False).scores)
-                for data in self._samples for name, state in models.items()]
+        self._samples = self.worker.curve_samples.of(self.client)
+        return [curve(name, round_, self.client.id, data, self._on_the_way(
+                    name, state, data, set(state) == set(whole), shared))
+                for data, shared in self._samples for name, state in models.items()]
+
+    def _on_the_way(self, name: str, state: BlockState, data: TaskData, like_w: bool,
+                    shared: bool) -> Scores:
+        """Score a model on a sample; a W that all clients have is scored once for all of them."""
+        if name != self.plan.name or not (shared and self.method.shares_final_model):
+            return self._evaluated(state, data, like_w, shared=False).scores
+        used = state.subset(self.method.blocks_of_task(data.task.name))
+        return self._evaluated(used, data, like_w, shared=True).scores
 
     def _private(self, as_of: int) -> BlockState:
         """Return the client's private blocks: as it last saved them, or as they start."""

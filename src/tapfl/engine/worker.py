@@ -11,6 +11,7 @@ from tapfl.data.batches import Rows, TaskData
 from tapfl.data.federation import Client, Member
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.contract import calling, check_method
+from tapfl.engine.curves import CurveSamples
 from tapfl.engine.registry import Plan
 from tapfl.engine.sample_choice import SampleChoice
 from tapfl.engine.samples import samples_path
@@ -41,6 +42,7 @@ class Worker:
         self.plan, self.store, self.evaluator = plan, store, evaluator
         self.folder, self.others, self.samples = folder, others, samples or SampleChoice()
         self.memo, self.events = Memo(), list[Event]()
+        self.curve_samples = CurveSamples(plan.config)
         shared = dataclasses.replace(context, config=plan.config, memo=self.memo, states=store,
                                      events=self.events)
         self.method: FederatedMethod = _made(plan.method, shared)
