@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from tapfl.cli import main
+from tapfl.config import load_config
 from tapfl.deploy.keys import make_keys
 from tapfl.deploy.processes import free_port, recorded
 from tapfl.deploy.server import Server
+from tapfl.engine.flower.job import Job
 from tapfl.engine.process import end_with_parent
 from tapfl.engine.results import read_results
 from tapfl.engine.run import run
@@ -126,6 +128,38 @@ def server(tmp_path_factory):
     make_keys(folder / "keys", [], ["known"])
     with Server(folder / "out", folder / "keys", public=f"127.0.0.1:{free_port()}") as server:
         yield server, folder / "keys"
+
+
+def test_a_node_that_claims_another_ones_client_is_refused(deployed, tmp_path):
+    config = load_config(str(deployed / "config.yaml"), ["federation.clients=[news, looks]"])
+    keys, out, log = tmp_path / "keys", tmp_path / "out", tmp_path / "out" / "deploy" / "log.jsonl"
+    make_keys(keys, [], ["good", "bad"])
+    hosts = {"good": ["news"], "bad": ["looks"]}
+
+    def node(key, client, under_way):
+        return subprocess.Popen(
+            [sys.executable, "-m", "tapfl", "deploy", "client", str(deployed / "config.yaml"),
+             "--set", "federation.clients=[news, looks]", "--clients", client, "--out",
+             str(tmp_path / f"{key}-{client}"), "--superlink", under_way.address, "--ca",
+             str(keys / "ca.pem"), "--key", str(keys / "nodes" / f"{key}.key"), "--device", "cpu"],
+            preexec_fn=end_with_parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    with Server(out, keys, hosts=hosts) as under_way:
+        nodes = [node("bad", "news", under_way)]
+        try:
+            for said in under_way.begin(Job(config=config, out=out, log=log)):
+                if "refused: " in said.get("says", ""):
+                    nodes[0].terminate()
+                    nodes[0].wait()
+                    nodes += [node("good", "news", under_way), node("bad", "looks", under_way)]
+        finally:
+            for each in nodes:
+                each.terminate()
+                each.wait()
+    said = log.read_text()
+    assert "client 'news' is not this node's: the key 'bad' has looks" in said
+    assert said.count("joined with news") == said.count("joined with looks") == 1
+    assert (out / "results.csv").is_file()
 
 
 def ask(address, path, keys):

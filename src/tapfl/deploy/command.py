@@ -96,7 +96,8 @@ def _add_server(verbs: Verbs) -> None:
         "Start a SuperLink on this machine's loopback interface, let the registered nodes in,\n"
         "and run the federation to its end. With --public, a proxy (nginx) listens there and\n"
         "passes to nodes what nodes need, and nothing else. Stopped or killed, the same\n"
-        "command goes on from the last checkpoint.",
+        "command goes on from the last checkpoint. clients.yaml in the folder of keys says\n"
+        "which key has which clients; other nodes are refused.",
         ["tapfl deploy server clinics.yaml --keys keys --out runs/clinics "
         "--public 0.0.0.0:8443",
         "tapfl deploy status runs/clinics"])
@@ -116,13 +117,17 @@ def _server(options: argparse.Namespace) -> None:
     with _flower():
         from tapfl.deploy.server import BELOW, Server
         from tapfl.engine.flower.job import Job
+    from tapfl.data.participants import client_ids, load_federation
+    from tapfl.deploy.hosts import read_hosts
     from tapfl.engine.run import pick_device
 
     config, folder = _config(options), options.out / BELOW
+    hosts = read_hosts(options.keys, list(client_ids(load_federation(config.federation),
+                                                     config.federation)))
     job = Job(config=config, out=options.out.resolve(), log=(folder / "log.jsonl").resolve(),
               device=pick_device(options.device), modules=_own(options),
               compression=options.compression, patience=_patience(options))
-    with Server(options.out, options.keys, options.port, options.public) as server:
+    with Server(options.out, options.keys, options.port, options.public, hosts) as server:
         print(f"nodes reach this server at {server.address}", flush=True)
         for said in server.begin(job):
             _say(said)

@@ -34,7 +34,8 @@ def run_local(config: Config, groups: Sequence[Sequence[str]], out: Path, *,
     configuration = folder / "config.yaml"
     configuration.write_text(_yaml(config), encoding="utf-8")
     public = f"127.0.0.1:{free_port()}" if proxy else None
-    with Server(out, keys, public=public) as server:
+    with Server(out, keys, public=public,
+                hosts={group[0]: group for group in groups}) as server:
         for group in groups:
             own = [] if modules is None else ["--modules", str(modules)]
             server.supervisor.keep(f"node-{group[0]}", [

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tapfl.deploy.app import App, stop_app
+from tapfl.deploy.hosts import Hosts
 from tapfl.deploy.processes import Processes, stop_recorded
 from tapfl.deploy.superlink import SuperLink
 from tapfl.deploy.supervise import Supervisor
 from tapfl.engine.flower.job import Job, Log
+from tapfl.engine.flower.nodes import Host
 from tapfl.errors import TapflError
 from tapfl.events import Message
 
@@ -30,7 +32,7 @@ class Server:
     """A server under way in a run's folder; what ends below it is started again."""
 
     def __init__(self, out: Path, keys: Path, port: int | None = None,
-                 public: str | None = None) -> None:
+                 public: str | None = None, hosts: Hosts | None = None) -> None:
         for name in ("ca.pem", "server.pem", "server.key"):
             if not (keys / name).is_file():
                 raise TapflError(f"{keys / name}: no such file; make keys with: "
@@ -42,12 +44,13 @@ class Server:
         processes = Processes(self.folder, {"FLWR_HOME": str((self.folder / "flower").resolve())})
         self.supervisor = Supervisor(processes, self._say)
         self.superlink = SuperLink(self.supervisor, keys, port)
-        self._public = public
+        self._public, self._hosts = public, hosts
+        self._ids: dict[str, int | None] = {}
 
     def __enter__(self) -> Server:
         try:
             self.superlink.start()
-            self.superlink.register()
+            self._ids = self.superlink.register()
             if self._public:
                 self.superlink.publish(self._public)
         except BaseException:
@@ -67,11 +70,22 @@ class Server:
     def begin(self, job: Job) -> Iterator[dict[str, Any]]:
         """Submit a run; return what it says, as it says it."""
         path = self.folder / "job.json"
-        job.save(path)
+        job.model_copy(update={"hosts": self._bound()}).save(path)
         position = job.log.stat().st_size if job.log.is_file() else 0  # of earlier starts
         self._app = App(lambda: self.superlink.submit(path), job.process, self._say)
         self._app.begin()
         return follow(job.log, self._look, position)
+
+    def _bound(self) -> list[Host] | None:
+        """Return which node may have which clients."""
+        if self._hosts is None:
+            return None
+        for name in self._hosts:
+            if self._ids[name] is None:
+                raise TapflError(f"nodes/{name}.pub: registered by another command, so its node is "
+                                 "not known; give that node a new key, or remove clients.yaml")
+        return [Host(id_, name, tuple(self._hosts[name])) for name, id_ in self._ids.items()
+                if name in self._hosts and id_ is not None]
 
     def _look(self) -> None:
         """Start again what has ended; a run does not survive its SuperLink."""

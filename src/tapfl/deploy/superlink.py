@@ -113,31 +113,36 @@ class SuperLink:
             "--database", str(home / "superlink.db"), "--disable-runtime-dependency-installation"],
             self.port, TRIES)
 
-    def register(self) -> list[str]:
-        """Let every node in whose public key is among the keys; return their names."""
+    def register(self) -> dict[str, int | None]:
+        """Let every node in whose public key is among the keys; return their ids by name.
+
+        A key keeps its id. One that was registered by somebody else has an id that is not known.
+        """
         home = self._folder / "flower"
         path = home / "registered.json"  # Flower's own list does not show keys
         try:
-            known = set(json.loads(path.read_text(encoding="utf-8")))
+            known: dict[str, int | None] = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError):
-            known = set()
-        names = []
+            known = {}
+        ids = {}
         for public in sorted((self._keys / "nodes").glob("*.pub")):
             key = " ".join(public.read_text(encoding="utf-8").split()[:2])
             if key not in known:
-                self._register(public)
-                known.add(key)
-                path.write_text(json.dumps(sorted(known)), encoding="utf-8")
-            names.append(public.stem)
-        return names
+                known[key] = self._register(public)
+                path.write_text(json.dumps(known), encoding="utf-8")
+            ids[public.stem] = known[key]
+        return ids
 
-    def _register(self, path: Path) -> None:
+    def _register(self, path: Path) -> int | None:
         try:
-            self._processes.run([executable("flwr"), "supernode", "register", str(path), NAME,
-                                 "--name", path.stem], f"registering node '{path.stem}'")
+            said = self._processes.run(
+                [executable("flwr"), "supernode", "register", str(path), NAME, "--name", path.stem,
+                 "--format", "json"], f"registering node '{path.stem}'")
         except TapflError as error:  # it is there from an earlier start
             if "already" not in str(error):
                 raise
+            return None
+        return int(json.loads(said)["node-id"])
 
     def submit(self, job: Path) -> None:
         """Start the server's half of the federation."""

@@ -3,7 +3,7 @@
 import pytest
 
 from tapfl.engine.flower.frames import pack
-from tapfl.engine.flower.nodes import Nodes, Patience
+from tapfl.engine.flower.nodes import Host, Nodes, Patience
 from tapfl.errors import TapflError
 from tests.engine.flower.fakes import CLIENTS, Clock, FakeNode, hello
 from tests.engine.flower.memory import InMemory
@@ -37,6 +37,18 @@ def nodes_of(*residents, **patience):
 
 def texts(nodes):
     return [str(message) for message in nodes.said]
+
+
+def test_a_node_has_the_clients_of_its_key_alone():
+    nodes = nodes_of(FakeNode("c0"), FakeNode("c0", "c1"), FakeNode("c2"), FakeNode("c3"))
+    nodes.hosts = [Host(1, "first", ("c1",)), Host(2, "second", ("c0", "c1")), Host(3, "third", ())]
+    nodes.wait(2)
+    assert {client: nodes.host(client) for client in CLIENTS} == {
+        "c0": 2, "c1": 2, "c2": None, "c3": None}
+    assert {node: why.partition(": ")[2] for node, why in nodes.refused.items()} == {
+        1: "client 'c0' is not this node's: the key 'first' has c1",
+        3: "client 'c2' is not this node's: the key 'third' has no clients",
+        4: "client 'c3' is not this node's: its key has no clients"}
 
 
 def test_nodes_join_with_their_clients():

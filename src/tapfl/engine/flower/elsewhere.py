@@ -18,7 +18,7 @@ from tapfl.engine.files import read_checked_json, write_checked_json
 from tapfl.engine.flower.agreement import agreement, weights_mark
 from tapfl.engine.flower.frames import Frame, FrameError, one_line, unpack
 from tapfl.engine.flower.headers import SLACK, Asked, Compression
-from tapfl.engine.flower.nodes import Nodes, Patience, Transport
+from tapfl.engine.flower.nodes import Host, Nodes, Patience, Transport
 from tapfl.engine.flower.reported import Due
 from tapfl.engine.flower.wire import ask_frame, read_final, read_refusal, read_update
 from tapfl.engine.messages import Answer, Ask, Clients, NoAnswer
@@ -42,6 +42,7 @@ class Elsewhere(Apart):
     out: Path
     notify: Subscriber
     compression: Compression = "none"
+    hosts: Sequence[Host] | None = None
 
     def __post_init__(self) -> None:
         self._build()
@@ -50,7 +51,7 @@ class Elsewhere(Apart):
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            weights_mark(self.config), self.patience, self.notify,
                            code=code_digest(), gone=set(leavers(self.out)) & set(expected),
-                           start=started(self.config, self.out))
+                           start=started(self.config, self.out), hosts=self.hosts)
         self._members = self._roster()
 
     def _roster(self) -> list[Member]:

@@ -17,7 +17,7 @@ from tapfl.engine.files import write_json
 from tapfl.engine.flower.elsewhere import Elsewhere
 from tapfl.engine.flower.frames import one_line
 from tapfl.engine.flower.headers import Compression
-from tapfl.engine.flower.nodes import Patience, Transport
+from tapfl.engine.flower.nodes import Host, Patience, Transport
 from tapfl.engine.process import identity
 from tapfl.engine.record import read_object
 from tapfl.engine.run import run
@@ -33,7 +33,10 @@ def nothing(text: str) -> None:
 
 
 class Job(BaseModel):
-    """A run of a server; ``log`` is where it says what it does, besides the run's events."""
+    """A run of a server; ``log`` is where it says what it does, besides the run's events.
+
+    ``hosts`` says which node may have which clients; None lets any node have any.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,6 +47,7 @@ class Job(BaseModel):
     modules: Path | None = None
     compression: Compression = "none"
     patience: Patience = Patience()
+    hosts: list[Host] | None = None
 
     @property
     def process(self) -> Path:
@@ -98,7 +102,8 @@ def carry_out(job: Job, transport: Transport, also: Says = nothing) -> None:
     """
     say = Log(job.log, also)
     write_json(job.process, identity())
-    site = functools.partial(Elsewhere, transport, job.patience, compression=job.compression)
+    site = functools.partial(Elsewhere, transport, job.patience, compression=job.compression,
+                             hosts=job.hosts)
     resume = (job.out / "run.json").is_file()
     say(Message("goes on" if resume else "starts"))
     try:

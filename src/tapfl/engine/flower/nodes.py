@@ -50,11 +50,21 @@ class Patience:
     minimum: int = 1
 
 
+@dataclass(frozen=True)
+class Host:
+    """A node that is known beforehand: its id, the name of its key, and the clients it may have."""
+
+    node: int
+    name: str
+    clients: tuple[str, ...]
+
+
 @dataclass
 class Nodes:
     """Who is connected. ``expected`` are the clients of the federation with their tasks.
 
     ``gone`` are those that have left. ``start`` is what the run goes on from, if anything.
+    ``hosts`` says which node may have which clients; None lets any node have any.
     """
 
     transport: Transport
@@ -68,6 +78,7 @@ class Nodes:
     code: str | None = None  # a checksum of the code that results depend on; None allows any
     gone: Collection[str] = ()
     start: Started | None = None
+    hosts: Sequence[Host] | None = None
     samples: dict[str, int] = field(default_factory=dict, init=False)
     refused: dict[int, str] = field(default_factory=dict, init=False)
     _hosts: dict[str, int] = field(default_factory=dict, init=False)
@@ -236,6 +247,7 @@ class Nodes:
         for client in hello.clients:
             if client.id not in self.expected:
                 raise FrameError(f"client '{client.id}' is none of this federation")
+            self._check_host(node, client.id)
             if list(client.tasks) != list(self.expected[client.id]):
                 raise FrameError(f"client '{client.id}' has the tasks {', '.join(client.tasks)}, "
                                  f"expected {', '.join(self.expected[client.id])}")
@@ -244,6 +256,17 @@ class Nodes:
             if taken is not None:
                 self._behind[node] = taken  # it has its turn when that one is gone
                 raise FrameError(f"client '{client.id}' is already connected, by node {taken}")
+
+    def _check_host(self, node: int, client: str) -> None:
+        """Refuse a node that says it has a client of another one's."""
+        if self.hosts is None:
+            return
+        own = [host for host in self.hosts if host.node == node]
+        if not own:
+            raise FrameError(f"client '{client}' is not this node's: its key has no clients")
+        if client not in own[0].clients:
+            raise FrameError(f"client '{client}' is not this node's: the key '{own[0].name}' has "
+                             f"{', '.join(own[0].clients) or 'no clients'}")
 
     def _check_start(self, hello: Hello, client: Announced) -> None:
         """Refuse a client whose earlier state is missing, or is of another run than W."""
