@@ -141,10 +141,18 @@ def test_holdout(world):
             assert not set(kept) & set(held)
 
 
+def test_one_sample_at_least_is_held_out(world):
+    file, splits = world
+    federation = Federation(file, splits, FederationConfig(groups=10, holdout=0.01), 1)
+    federation.check()
+    for client in federation[:10]:
+        assert [len(held) for _, held in client.data.holdout] == [1] * len(client.tasks)
+
+
 def test_too_little_to_hold_out(world):
     file, splits = world
-    with pytest.raises(TapflError, match=r"federation\.holdout: client 'g0-\d' has \d+ sample"):
-        Federation(file, splits, FederationConfig(groups=30, holdout=0.01), 1).check()
+    with pytest.raises(TapflError, match=r"federation\.holdout: client 'g\d+-\d' has 1 sample\(s\)"):
+        Federation(file, splits, FederationConfig(groups=60, holdout=0.01), 1).check()
 
 
 def test_federations_that_cannot_be(world):

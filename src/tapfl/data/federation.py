@@ -136,9 +136,9 @@ class Federation(Sequence[Client]):
         return self.splits[task]
 
     def _held_out(self, place: int, task: str, count: int) -> int:
-        """Return how many of a client's samples of a task are held out."""
-        kept = int(count * self.config.holdout)
-        if self.config.holdout and not 0 < kept < count:
+        """Return how many of a client's samples of a task are held out: one at least."""
+        kept = max(1, int(count * self.config.holdout)) if self.config.holdout else 0
+        if kept and kept >= count:
             raise TapflError(
                 f"federation.holdout: client '{id_at(place, self._whole, self.config)}' has "
                 f"{count} sample(s) of '{task}', too few to hold out {self.config.holdout:g}")

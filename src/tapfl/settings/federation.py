@@ -23,7 +23,9 @@ class FederationConfig(Section):
     holds what it would hold if all took part.
     """
     holdout: float = Field(0.0, ge=0, lt=1)
-    """The share of every client's data that is kept back for validation losses."""
+    """The share of every client's data that is kept back for validation losses: of each task one
+    sample at least.
+    """
     dirichlet: float | None = Field(None, ge=1e-6, le=WEIGHT)
     """Skew of the labels of classification data among the clients that hold them: the smaller,
     the more skewed; without it they are drawn alike.
