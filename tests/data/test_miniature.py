@@ -151,7 +151,7 @@ def test_one_sample_at_least_is_held_out(world):
 
 def test_too_little_to_hold_out(world):
     file, splits = world
-    with pytest.raises(TapflError, match=r"federation\.holdout: client 'g\d+-\d' has 1 sample\(s\)"):
+    with pytest.raises(TapflError, match=r"holdout: client 'g\d+-\d' has 1 sample\(s\)"):
         Federation(file, splits, FederationConfig(groups=60, holdout=0.01), 1).check()
 
 
