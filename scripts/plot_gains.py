@@ -10,11 +10,8 @@ from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from plot_when import BASELINE, STYLES
 
-BASELINE = "fedavg+post2"
-STYLES = {"fedavg+post": ("FedAvg + post-training", "tab:gray", "v"),
-          "tap": ("TAP", "tab:orange", "s"), "tap-soft": ("tap-soft", "tab:blue", "o"),
-          "ditto": ("Ditto", "tab:green", "^"), "apfl": ("APFL", "tab:purple", "D")}
 METRICS = ("accuracy", "mse", "bertscore", "meteor")
 
 

@@ -14,9 +14,10 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 
 BASELINE = "fedavg+post2"
-STYLES = {"local": ("local", "tab:gray", "v"), "tap": ("TAP", "tab:orange", "s"),
-          "tap-soft": ("tap-soft", "tab:blue", "o"), "ditto": ("Ditto", "tab:green", "^"),
-          "apfl": ("APFL", "tab:purple", "D")}
+STYLES = {"local": ("local", "tab:gray", "v"),
+          "fedavg+post": ("FedAvg + post-training", "tab:gray", "v"),
+          "tap": ("TAP", "tab:orange", "s"), "tap-soft": ("tap-soft", "tab:blue", "o"),
+          "ditto": ("Ditto", "tab:green", "^"), "apfl": ("APFL", "tab:purple", "D")}
 
 
 def means(path):

@@ -80,12 +80,14 @@ class Server:
         """Return which node may have which clients."""
         if self._hosts is None:
             return None
-        for name in self._hosts:
-            if self._ids[name] is None:
+        bound = []
+        for name, clients in self._hosts.items():
+            node = self._ids[name]
+            if node is None:
                 raise TapflError(f"nodes/{name}.pub: registered by another command, so its node is "
                                  "not known; give that node a new key, or remove clients.yaml")
-        return [Host(id_, name, tuple(self._hosts[name])) for name, id_ in self._ids.items()
-                if name in self._hosts and id_ is not None]
+            bound.append(Host(node, name, tuple(clients)))
+        return bound
 
     def _look(self) -> None:
         """Start again what has ended; a run does not survive its SuperLink."""

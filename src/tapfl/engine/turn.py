@@ -129,17 +129,10 @@ class ClientTurn:
                     personalizer, "current", personal).to(self.method.context.device)
         # All of them stay until the turn is over: the memo knows data by where they are.
         self._samples = self.worker.curve_samples.of(self.client)
-        return [curve(name, round_, self.client.id, data, self._on_the_way(
-                    name, state, data, set(state) == set(whole), shared))
-                for data, shared in self._samples for name, state in models.items()]
-
-    def _on_the_way(self, name: str, state: BlockState, data: TaskData, like_w: bool,
-                    shared: bool) -> Scores:
-        """Score a model on a sample; a W that all clients have is scored once for all of them."""
-        if name != self.plan.name or not (shared and self.method.shares_final_model):
-            return self._evaluated(state, data, like_w, shared=False).scores
-        used = state.subset(self.method.blocks_of_task(data.task.name))
-        return self._evaluated(used, data, like_w, shared=True).scores
+        one_w = {self.plan.name} if self.method.shares_final_model else set()
+        return [curve(name, round_, self.client.id, data, self._evaluated(
+                    state, data, set(state) == set(whole), common and name in one_w).scores)
+                for data, common in self._samples for name, state in models.items()]
 
     def _private(self, as_of: int) -> BlockState:
         """Return the client's private blocks: as it last saved them, or as they start."""
@@ -277,10 +270,8 @@ class ClientTurn:
             pieces = [("", [self.client.tests[task]])]
             if self.worker.others is not None:
                 pieces.append((GENERAL, self.worker.others(self.client, task)))
-            # Clients that share a model may have other tasks: this one's blocks decide.
-            used = state.subset(self.method.blocks_of_task(task)) if shared else state
             for before, data in pieces:
-                found = [(self._evaluated(used, each, like_w, shared), chosen)
+                found = [(self._evaluated(state, each, like_w, shared), chosen)
                          for each, chosen in data if len(chosen)]
                 rows += self._rows(name, task, before, [_of_rows(seen.scores, chosen)
                                                         for seen, chosen in found])
@@ -293,7 +284,13 @@ class ClientTurn:
 
     def _evaluated(self, state: BlockState, data: TaskData, like_w: bool,
                    shared: bool) -> Evaluated:
-        """Return the score of every sample; the same model is not asked twice."""
+        """Return the score of every sample; the same model is not asked twice.
+
+        Clients that share a model may have other tasks: then this task's blocks decide.
+        """
+        if shared:
+            state = state.subset(self.method.blocks_of_task(data.task.name))
+
         def work() -> Evaluated:
             # Another client may use the result: the samples of all that share the data are kept.
             wanted = self.worker.samples.of_data(data)

@@ -41,7 +41,7 @@ def texts(nodes):
 
 def test_a_node_has_the_clients_of_its_key_alone():
     nodes = nodes_of(FakeNode("c0"), FakeNode("c0", "c1"), FakeNode("c2"), FakeNode("c3"))
-    nodes.hosts = [Host(1, "first", ("c1",)), Host(2, "second", ("c0", "c1")), Host(3, "third", ())]
+    nodes.bound = [Host(1, "first", ("c1",)), Host(2, "second", ("c0", "c1")), Host(3, "third", ())]
     nodes.wait(2)
     assert {client: nodes.host(client) for client in CLIENTS} == {
         "c0": 2, "c1": 2, "c2": None, "c3": None}

@@ -51,7 +51,7 @@ class Elsewhere(Apart):
         self.nodes = Nodes(self.transport, expected, agreement(self.config),
                            weights_mark(self.config), self.patience, self.notify,
                            code=code_digest(), gone=set(leavers(self.out)) & set(expected),
-                           start=started(self.config, self.out), hosts=self.hosts)
+                           start=started(self.config, self.out), bound=self.hosts)
         self._members = self._roster()
 
     def _roster(self) -> list[Member]:

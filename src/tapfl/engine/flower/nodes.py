@@ -64,7 +64,7 @@ class Nodes:
     """Who is connected. ``expected`` are the clients of the federation with their tasks.
 
     ``gone`` are those that have left. ``start`` is what the run goes on from, if anything.
-    ``hosts`` says which node may have which clients; None lets any node have any.
+    ``bound`` says which node may have which clients; None lets any node have any.
     """
 
     transport: Transport
@@ -78,7 +78,7 @@ class Nodes:
     code: str | None = None  # a checksum of the code that results depend on; None allows any
     gone: Collection[str] = ()
     start: Started | None = None
-    hosts: Sequence[Host] | None = None
+    bound: Sequence[Host] | None = None
     samples: dict[str, int] = field(default_factory=dict, init=False)
     refused: dict[int, str] = field(default_factory=dict, init=False)
     _hosts: dict[str, int] = field(default_factory=dict, init=False)
@@ -259,9 +259,9 @@ class Nodes:
 
     def _check_host(self, node: int, client: str) -> None:
         """Refuse a node that says it has a client of another one's."""
-        if self.hosts is None:
+        if self.bound is None:
             return
-        own = [host for host in self.hosts if host.node == node]
+        own = [host for host in self.bound if host.node == node]
         if not own:
             raise FrameError(f"client '{client}' is not this node's: its key has no clients")
         if client not in own[0].clients:
