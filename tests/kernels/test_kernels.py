@@ -7,7 +7,7 @@ import torch.nn.functional as F
 pytest.importorskip("triton")
 
 from tapfl.kernels import memory
-from tapfl.kernels.attention import TUNED, Attention, max_tokens
+from tapfl.kernels.attention import BACKWARD, Attention, max_tokens
 from tapfl.kernels.columns import Columns
 from tapfl.kernels.entropy import CrossEntropy
 from tapfl.kernels.gelu import GeluPrologue
@@ -269,5 +269,5 @@ def test_gpus_with_little_shared_memory_get_smaller_programs(monkeypatch, kibiby
         assert memory.stages(device) == ({"num_stages": 1} if kibibytes < 160 else {})
     finally:
         memory.plenty.cache_clear()
-    assert max(longest.values()) in TUNED["backward"]
+    assert max(longest.values()) in BACKWARD
     assert memory.plenty(torch.device("cpu"))

@@ -1,8 +1,9 @@
-"""Attention over short sequences: all keys of a head at once, so no running softmax is needed.
+"""Attention over short sequences, in few and small programs.
 
 The library's kernels are made for long sequences; at 197 tokens they reach a tenth of what the
-matrix units can do. Here one program holds all keys and values of a head (up to 256 tokens, or 512
-of a small head); its backward pass is one program too: five products, nothing computed twice.
+matrix units can do. In the forward pass a program takes a block of queries. In the backward pass
+one program holds all keys and values of a head (up to 256 tokens, or 512 of a small head): five
+products, nothing computed twice.
 """
 
 from __future__ import annotations
@@ -24,58 +25,65 @@ HOPPER = (9, 0)
 HEAD_SIZES = (16, 32, 64)
 # Sizes that change from batch to batch: kernels must not be recompiled for each.
 SIZES = ("blocks", "batches", "tokens", "heads", "branches", "cut", "privates")
+NEVER: tl.constexpr = tl.constexpr(-1e30)  # the score of a key that is not to be seen
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)  # powers of two are faster than those of e
 
 
 @triton.jit
 def _seen(mask, batch, query, key, tokens, cut, private, HAS_MASK: tl.constexpr,
           SEGMENTS: tl.constexpr):
-    """Return which keys a query may attend to, ``(keys, queries)``."""
-    may = (key < tokens)[:, None] & (query < tokens)[None, :]
+    """Return which keys a query may attend to; one of the two is a column, the other a row."""
+    may = (key < tokens) & (query < tokens)
     if HAS_MASK:
-        real = tl.load(mask + batch * tokens + key, key < tokens, other=0)
-        may = may & (real != 0)[:, None]
+        may = may & (tl.load(mask + batch * tokens + key, key < tokens, other=0) != 0)
     if SEGMENTS:
-        own = (key >= cut)[:, None] == (query >= cut)[None, :]
-        may = may & (own | (private == 0))
+        may = may & (((key >= cut) == (query >= cut)) | (private == 0))
     return may
 
 
 @triton.jit(do_not_specialize=SIZES)
-def _forward(qkv, mask, out, lse, blocks, batches, tokens, heads, branches, cut, privates, scale,
-             W: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
-             HAS_MASK: tl.constexpr, SEGMENTS: tl.constexpr):
+def _forward(qkv, mask, out, lse, batches, tokens, heads, branches, cut, privates, scale,
+             W: tl.constexpr, D: tl.constexpr, B: tl.constexpr, HAS_MASK: tl.constexpr,
+             SEGMENTS: tl.constexpr):
+    """Take a block of queries through the keys, block by block, with a running softmax."""
     sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     stream, batch = sequence // batches, sequence % batches
-    key, feature = tl.arange(0, BN), tl.arange(0, D)
     row = branches * 3 * W  # from one token to the next
     base = qkv + ((stream // branches) * batches + batch).to(tl.int64) * tokens * row
     base += (stream % branches) * 3 * W + head * D
-    keys = key[:, None] * row + feature[None, :]
-    k = tl.load(base + W + keys, (key < tokens)[:, None], other=0.0)
-    v = tl.load(base + 2 * W + keys, (key < tokens)[:, None], other=0.0)
-    for block in range(blocks):
-        query = block * BM + tl.arange(0, BM)
-        q = tl.load(base + query[:, None] * row + feature[None, :], (query < tokens)[:, None],
-                    other=0.0)
-        # Everything transposed, (keys, queries): products with many rows suit the matrix units.
-        score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
-        may = _seen(mask, batch, query, key, tokens, cut, stream < privates, HAS_MASK, SEGMENTS)
-        score = tl.where(may, score, -1e30)
-        top = tl.max(score, 0)
-        p = tl.where(may, tl.exp(score - top[None, :]), 0.0)
-        total = tl.maximum(tl.sum(p, 0), 1e-30)
-        o = tl.dot(tl.trans(v), p.to(v.dtype), input_precision="ieee") / total[None, :]
-        place = out + (sequence.to(tl.int64) * tokens + query[None, :]) * W + head * D
-        tl.store(place + feature[:, None], o.to(out.dtype.element_ty), (query < tokens)[None, :])
-        tl.store(lse + tl.program_id(0).to(tl.int64) * tokens + query, top + tl.log(total),
-                 query < tokens)
+    feature = tl.arange(0, D)[None, :]
+    query = tl.program_id(1) * B + tl.arange(0, B)
+    q = tl.load(base + query[:, None] * row + feature, (query < tokens)[:, None], other=0.0)
+    top = tl.full((B,), NEVER, tl.float32)
+    total = tl.zeros((B,), tl.float32)
+    o = tl.zeros((B, D), tl.float32)
+    for first in range(0, tokens, B):
+        key = first + tl.arange(0, B)
+        at, real = base + key[:, None] * row + feature, (key < tokens)[:, None]
+        k = tl.load(at + W, real, other=0.0)
+        v = tl.load(at + 2 * W, real, other=0.0)
+        score = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale * LOG2E)
+        may = _seen(mask, batch, query[:, None], key[None, :], tokens, cut, stream < privates,
+                    HAS_MASK, SEGMENTS)
+        score = tl.where(may, score, NEVER)
+        higher = tl.maximum(top, tl.max(score, 1))
+        p = tl.where(may, tl.exp2(score - higher[:, None]), 0.0)
+        shrink = tl.exp2(top - higher)
+        total = total * shrink + tl.sum(p, 1)
+        o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")
+        top = higher
+    total = tl.maximum(total, 1e-30)
+    place = out + (sequence.to(tl.int64) * tokens + query[:, None]) * W + head * D + feature
+    tl.store(place, (o / total[:, None]).to(out.dtype.element_ty), (query < tokens)[:, None])
+    tl.store(lse + tl.program_id(0).to(tl.int64) * tokens + query,
+             (top + tl.log2(total)) / LOG2E, query < tokens)
 
 
 @triton.jit(do_not_specialize=SIZES)
 def _backward(qkv, mask, out, lse, dout, dqkv, blocks, batches, tokens, heads, branches, cut,
               privates, scale, W: tl.constexpr, D: tl.constexpr, BN: tl.constexpr,
-              BM: tl.constexpr, HAS_MASK: tl.constexpr,
-              SEGMENTS: tl.constexpr):
+              BM: tl.constexpr, HAS_MASK: tl.constexpr, SEGMENTS: tl.constexpr):
+    """Take all keys of a head through its queries, block by block; scores are (keys, queries)."""
     sequence, head = tl.program_id(0) // heads, tl.program_id(0) % heads
     stream, batch = sequence // batches, sequence % batches
     key, feature = tl.arange(0, BN), tl.arange(0, D)
@@ -99,26 +107,26 @@ def _backward(qkv, mask, out, lse, dout, dqkv, blocks, batches, tokens, heads, b
         delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
         level = tl.load(lse + tl.program_id(0).to(tl.int64) * tokens + query, query < tokens,
                         other=0.0)
-        score = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
-        may = _seen(mask, batch, query, key, tokens, cut, stream < privates, HAS_MASK, SEGMENTS)
-        p = tl.where(may, tl.exp(score - level[None, :]), 0.0)
+        score = tl.dot(k, tl.trans(q), input_precision="ieee") * (scale * LOG2E)
+        may = _seen(mask, batch, query[None, :], key[:, None], tokens, cut, stream < privates,
+                    HAS_MASK, SEGMENTS)
+        p = tl.where(may, tl.exp2(score - level[None, :] * LOG2E), 0.0)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
         dp = tl.dot(v, tl.trans(do), input_precision="ieee")
         ds = (p * (dp - delta[None, :]) * scale).to(q.dtype)
         dk = tl.dot(ds, q, dk, input_precision="ieee")
-        dq = tl.dot(tl.trans(k), ds, input_precision="ieee")  # (features, queries)
-        tl.store(dqkv + start + query[None, :] * row + feature[:, None],
-                 dq.to(dqkv.dtype.element_ty), (query < tokens)[None, :])
+        dq = tl.dot(tl.trans(ds), k, input_precision="ieee")
+        tl.store(dqkv + start + queries, dq.to(dqkv.dtype.element_ty), inside)
     tl.store(dqkv + start + W + keys, dk.to(dqkv.dtype.element_ty), real)
     tl.store(dqkv + start + 2 * W + keys, dv.to(dqkv.dtype.element_ty), real)
 
 
-# Queries at a time and warps, by the number of keys; the fastest of those tried on an H200. For 512
-# keys so few queries that a program holds no more than for 256 (not tuned).
-TUNED = {
-    "forward": {32: (32, 4), 64: (32, 4), 128: (32, 4), 256: (32, 8), 512: (16, 8)},
-    "backward": {32: (32, 4), 64: (32, 4), 128: (32, 8), 256: (32, 8), 512: (16, 8)},
-}
+FORWARD = {32: 2, 64: 4}  # warps, by the tokens of a block
+# Queries at a time, warps and stages, by the number of keys; the fastest of those tried on an H200.
+# For 512 keys so few queries that a program holds no more than for 256 (not tuned).
+SMALL_HEAD = 32
+BACKWARD = {32: (32, 1, 1), 64: (32, 4, 1), 128: (64, 4, 1), 256: (64, 8, 1), 512: (16, 8, 1)}
+BACKWARD_LARGE = BACKWARD | {128: (64, 8, 1), 256: (32, 8, 3)}
 
 
 def max_tokens(size: int, device: torch.device) -> int:
@@ -147,10 +155,9 @@ class Attention(torch.autograd.Function):
             return out
         out = qkv.new_empty(count, batches, tokens, width)
         lse = torch.empty(count * batches * heads, tokens, device=qkv.device)
-        block, warps = TUNED["forward"][ctx.arguments["BN"]]
-        _forward[(len(lse),)](
-            qkv, _bytes(mask, qkv), out, lse, triton.cdiv(tokens, block), BM=block,
-            num_warps=warps, **ctx.arguments)
+        block = min(_keys(tokens), max(FORWARD))
+        _forward[(len(lse), triton.cdiv(tokens, block))](
+            qkv, _bytes(mask, qkv), out, lse, B=block, num_warps=FORWARD[block], **ctx.arguments)
         ctx.save_for_backward(qkv, mask, out, lse)
         return out
 
@@ -160,11 +167,11 @@ class Attention(torch.autograd.Function):
         """Return the gradient of the packed input."""
         qkv, mask, out, lse = ctx.saved_tensors
         dqkv = torch.empty_like(qkv)
-        block, warps = TUNED["backward"][ctx.arguments["BN"]]
+        tokens, small = qkv.shape[2], ctx.arguments["D"] <= SMALL_HEAD
+        block, warps, stages = (BACKWARD if small else BACKWARD_LARGE)[_keys(tokens)]
         _backward[(len(lse),)](
-            qkv, _bytes(mask, qkv), out, lse, dout.contiguous(), dqkv,
-            triton.cdiv(ctx.arguments["tokens"], block), BM=block, num_warps=warps,
-            **ctx.arguments)
+            qkv, _bytes(mask, qkv), out, lse, dout.contiguous(), dqkv, triton.cdiv(tokens, block),
+            BN=_keys(tokens), BM=block, num_warps=warps, num_stages=stages, **ctx.arguments)
         return dqkv, None, None, None, None
 
 
@@ -191,8 +198,12 @@ def _arguments(qkv: Tensor, mask: Tensor | None, heads: int, cut: int,
     size = width // heads
     return {"batches": batches, "tokens": tokens, "heads": heads, "branches": branches,
             "cut": cut, "privates": privates, "scale": size ** -0.5, "W": width, "D": size,
-            "BN": max(32, triton.next_power_of_2(tokens)), "HAS_MASK": mask is not None,
-            "SEGMENTS": privates > 0}
+            "HAS_MASK": mask is not None, "SEGMENTS": privates > 0}
+
+
+def _keys(tokens: int) -> int:
+    """Return the size of a block that holds all tokens."""
+    return max(32, 1 << (tokens - 1).bit_length())
 
 
 def _bytes(mask: Tensor | None, otherwise: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from tapfl.kernels.columns import SIZES, Columns, add_few, column_arguments, pow
 from tapfl.kernels.dropout import dropout_arguments, keeps
 from tapfl.kernels.project import factor_gradient, project
 
-# What one program takes; for a long row the fastest of those tried on an H200.
-LONG, ROWS, WARPS = 1024, 4, 4
+LONG = 1024  # columns that one program takes of a long row
+# Rows at a time and warps: the fastest of those tried on an H200.
+FORWARD = (4, 4)
+BACKWARD = {"long": (2, 4), "columns": (2, 2)}
 
 
 @triton.jit
@@ -84,8 +86,8 @@ class GeluPrologue(torch.autograd.Function):
         count = streams * branches
         k = width + (columns.total if columns else 0)
         h = u.new_empty(count, rows, k)
-        laid = _laid(u, k, columns)
-        _gelu_forward[_grid(laid, h)](u, h, num_warps=WARPS, **laid)
+        laid, rows = _laid(u, k, columns), FORWARD[0]
+        _gelu_forward[_grid(laid, h, rows)](u, h, BM=rows, num_warps=FORWARD[1], **laid)
         if columns is not None:
             project(h, a, columns, p, seed)
         ctx.save_for_backward(u, seed, a, None if a is None else h)
@@ -100,8 +102,9 @@ class GeluPrologue(torch.autograd.Function):
         dh = dh.contiguous()
         du = torch.empty_like(u)
         laid = _laid(u, dh.shape[2], ctx.columns)
-        _gelu_backward[_grid(laid, dh)](
-            dh, u, dh if a is None else a, seed, du, num_warps=WARPS, **laid,
+        rows, warps = BACKWARD["long" if ctx.columns is None else "columns"]
+        _gelu_backward[_grid(laid, dh, rows)](
+            dh, u, dh if a is None else a, seed, du, BM=rows, num_warps=warps, **laid,
             **column_arguments(ctx.columns), **dropout_arguments(ctx.p))
         da = None
         if ctx.needs_input_grad[1]:
@@ -113,13 +116,12 @@ def _laid(u: Tensor, k: int, columns: Columns | None) -> dict[str, int]:
     """Return how a kernel iterates over ``u``; without further columns, it is one long row."""
     _, rows, branches, width = u.shape
     if columns is None and branches == 1 and u.numel() % LONG == 0:
-        return {"rows": u.numel() // LONG, "branches": 1, "W": LONG, "K": LONG, "BC": LONG,
-                "BM": ROWS}
+        return {"rows": u.numel() // LONG, "branches": 1, "W": LONG, "K": LONG, "BC": LONG}
     return {"rows": rows, "branches": branches, "W": width, "K": k,
-            "BC": min(LONG // 2, power(width)), "BM": ROWS}
+            "BC": min(LONG // 2, power(width))}
 
 
-def _grid(laid: dict[str, int], h: Tensor) -> tuple[int, int, int]:
+def _grid(laid: dict[str, int], h: Tensor, rows: int) -> tuple[int, int, int]:
     """Return the programs: blocks of rows, blocks of columns, streams (none of a long row)."""
     streams = h.numel() // (laid["rows"] * laid["K"])
-    return triton.cdiv(laid["rows"], laid["BM"]), triton.cdiv(laid["W"], laid["BC"]), streams
+    return triton.cdiv(laid["rows"], rows), triton.cdiv(laid["W"], laid["BC"]), streams

@@ -5,10 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tapfl.kernels.columns import Columns
+from tapfl.kernels.columns import Columns, power
+
+
+@triton.jit
+def _join(weight, b, bias, full, repeated, W: tl.constexpr, K: tl.constexpr, USED: tl.constexpr,
+          BW: tl.constexpr, BR: tl.constexpr):
+    """Write a row of ``[W | B | bias | 0]``."""
+    row = tl.program_id(1).to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
+    own = tl.program_id(0) % repeated
+    column, beside = tl.arange(0, BW), tl.arange(0, BR)
+    tl.store(full + row * K + column, tl.load(weight + own * W + column, column < W), column < W)
+    low = tl.load(b + row * USED + beside, beside < USED, other=0.0)
+    low = tl.where(beside == USED, tl.load(bias + own), low)
+    tl.store(full + row * K + W + beside, low, beside < K - W)
+
+
+def join(weight: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+    """Return ``[W | B | bias | 0]``: ``weight (out, W)``, ``bias (out)``, ``b (S, n * out, used)``.
+
+    Where B is for several branches, W and the bias are repeated for each.
+    """
+    streams, outputs, used = b.shape
+    total, width = Columns(used).total, weight.shape[1]
+    full = weight.new_empty(streams, outputs, width + total)
+    _join[(outputs, streams)](
+        weight.contiguous(), b.contiguous(), bias.contiguous(), full, len(weight), W=width,
+        K=width + total, USED=used, BW=power(width), BR=power(total), num_warps=4)
+    return full
 
 
 class FrozenLinear(torch.autograd.Function):
@@ -16,19 +45,10 @@ class FrozenLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, weight: Tensor, bias: Tensor, b: Tensor) -> Tensor:
-        """Take ``h (S, rows, K)``, ``weight (out, W)``, ``bias (out)``, ``b (S, n * out, used)``.
-
-        Where B is for several branches, W and the bias are repeated for each.
-        """
-        streams, outputs, used = b.shape
-        repeats = outputs // len(weight)
-        if repeats > 1:
-            weight, bias = weight.repeat(repeats, 1), bias.repeat(repeats)
-        zeros = b.new_zeros(1, 1, 1).expand(streams, outputs, Columns(used).total - used - 1)
-        full = torch.cat([weight.expand(streams, -1, -1), b,
-                          bias.view(1, -1, 1).expand(streams, -1, -1), zeros], dim=2)
+        """Take ``h (S, rows, K)``, the rest as in ``join``."""
+        full = join(weight, b, bias)
         ctx.save_for_backward(h, full)
-        ctx.used, ctx.width = used, weight.shape[1]
+        ctx.used, ctx.width = b.shape[2], weight.shape[1]
         return torch.bmm(h, full.transpose(1, 2))
 
     @staticmethod

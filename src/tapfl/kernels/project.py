@@ -82,12 +82,12 @@ def factor_gradient(dh: Tensor, h: Tensor, seed: Tensor, columns: Columns, p: fl
                     width: int) -> Tensor:
     """Return the gradient of LoRA's A, ``(streams, used, width)``."""
     streams, rows, k = h.shape
-    steps = 2 if rows > 4096 else 1
+    steps = 4 if rows > 4096 else 2
     splits = triton.cdiv(rows, 64 * steps)
     parts = torch.empty(streams, splits, columns.used, width, device=h.device)
-    block, settings = min(128, power(width)), column_arguments(columns)
+    block, settings = min(64, power(width)), column_arguments(columns)
     warps = 8 if settings["BR"] > 128 else 4  # fewer would not hold the sums in their registers
     _factor_gradient[(triton.cdiv(width, block), splits, streams)](
         dh, h, parts, seed, rows, steps, W=width, K=k, BC=block, BM=64, num_warps=warps,
-        **settings, **dropout_arguments(p), **stages(h.device))
+        num_stages=1, **settings, **dropout_arguments(p))
     return parts.sum(dim=1)
