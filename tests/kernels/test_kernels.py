@@ -254,6 +254,21 @@ def test_attention(streams, tokens, branches, masked, cut, privates):
     close(gradients([out], weights, [qkv])[0], gradients([plain], weights, [qkv])[0])
 
 
+@pytest.mark.parametrize("tokens", [20, 70])
+def test_attention_to_nothing_is_zero(tokens):
+    """A row that only pads a minibatch sees no key; the others are not touched by it."""
+    qkv = randn(1, 2, tokens, 1, 96, grad=True)
+    mask = torch.ones(2, tokens, dtype=torch.bool, device=DEVICE)
+    mask[1] = False
+    out = Attention.apply(qkv, mask, 2, 0, 0)
+    alone = Attention.apply(qkv[:, :1], mask[:1], 2, 0, 0)
+    assert torch.equal(out[:, :1], alone)
+    assert not out[:, 1].any()
+    (gradient,) = torch.autograd.grad(out.square().sum(), qkv)
+    assert gradient[:, 0].abs().min() > 0
+    assert not gradient[:, 1].any()
+
+
 @pytest.mark.parametrize(("kibibytes", "longest"), [
     (227, {16: 512, 32: 512, 64: 256}), (163, {16: 512, 32: 512, 64: 256}),
     (99, {16: 512, 32: 256, 64: 128})])

@@ -110,7 +110,7 @@ def _backward(qkv, mask, out, lse, dout, dqkv, blocks, batches, tokens, heads, b
         score = tl.dot(k, tl.trans(q), input_precision="ieee") * (scale * LOG2E)
         may = _seen(mask, batch, query[None, :], key[:, None], tokens, cut, stream < privates,
                     HAS_MASK, SEGMENTS)
-        p = tl.where(may, tl.exp2(score - level[None, :] * LOG2E), 0.0)
+        p = tl.exp2(tl.where(may, score - level[None, :] * LOG2E, NEVER))
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
         dp = tl.dot(v, tl.trans(do), input_precision="ieee")
         ds = (p * (dp - delta[None, :]) * scale).to(q.dtype)
