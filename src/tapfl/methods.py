@@ -10,17 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapfl.config import Config
+from tapfl.config import HOLDOUT, Config
 from tapfl.errors import TapflError, nearest
 from tapfl.reading import check
 
 LOCAL = "local"
 
+_SOFT = {"criterion": "always", "unit": "task", "end": "plain2"}
 # Personalizers that are another one with settings of its own: the personalizer, and the sections.
 NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "tap-nokd": ("tap", {"tap": {"end": "plain"}}),
-    "tap-soft": ("tap", {"tap": {"criterion": "always", "share": 0.5, "unit": "task",
-                                 "final_share": 0.5, "end": "plain2"}})}
+    "tap-soft": ("tap", {"tap": {**_SOFT, "share": 0.5, "final_share": 0.5}}),
+    "tap-chosen": ("tap", {"tap": {**_SOFT, "share": HOLDOUT, "final_share": HOLDOUT}})}
 SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED, "ditto", "apfl")}
 
 # What a variant may set. The sections of personalizers, and the settings of one's own personalizer,

@@ -294,6 +294,17 @@ def test_bad_rules(settings, message):
         Config.model_validate({"tap": settings})
 
 
+def test_a_share_chosen_on_held_out_data_has_a_name():
+    config = Config.model_validate({
+        "methods": ["tap-chosen", "mine"], "federation": {"holdout": 0.1},
+        "variants": {"mine": {"of": "tap-soft", "post": {"steps": 3}, "tap": {
+            "share": "holdout", "final_share": "holdout"}}}})
+    chosen, mine = method_specs(config)
+    assert chosen.config.tap == mine.config.tap
+    with pytest.raises(TapflError, match=r"tap-chosen: .* needs held-out data"):
+        method_specs(Config.model_validate({"methods": ["tap-chosen"]}))
+
+
 def test_a_named_rule_can_be_varied():
     config = Config.model_validate({
         "methods": ["tap", "tap-soft", "quarter", "disentafl+tap-soft"],

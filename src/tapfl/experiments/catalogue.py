@@ -115,8 +115,6 @@ RULES = {"tap-gradient": {"of": "tap", "tap": {"criterion": "gradient"}},
          "tap-soft-kd": {"of": "tap-soft", "tap": {"end": "distill"}}}
 HELD_OUT_RULES = {"tap-validation": {"of": "tap", "tap": {"criterion": "validation"}},
                   "tap-paired": {"of": "tap", "tap": {"criterion": "paired", "confidence": 0.9}},
-                  "tap-chosen": {"of": "tap-soft", "tap": {"share": "holdout",
-                                                           "final_share": "holdout"}},
                   "tap-mix": {"of": "tap-soft", "tap": {"end": "mix"}}}
 HOLDOUT: Values = {"federation": {"holdout": 0.1}}
 GIVEN_BACK: Values = {"federation": {"holdout": 0.1}, "post": {"use_holdout": True}}
@@ -209,8 +207,9 @@ def _criteria(model: Model, small: bool) -> Experiment:
                        (*FAMILY, "tap-nokd", "ditto", "apfl", *RULES),
                        _skewed(alpha), RULES, at=title, chart="Nothing held out"),
                   Part(f"10% held out and given back in the end, {title}",
-                       (*FAMILY, *HELD_OUT_RULES), _skewed(alpha, GIVEN_BACK), HELD_OUT_RULES,
-                       at=title, chart="10% held out and given back in the end")]
+                       (*FAMILY, "tap-chosen", *HELD_OUT_RULES), _skewed(alpha, GIVEN_BACK),
+                       HELD_OUT_RULES, at=title,
+                       chart="10% held out and given back in the end")]
     return Experiment("criteria", "When should X take W in, and how much of it?", tuple(parts),
                       layout="verdicts", axis="label skew")
 
