@@ -1,4 +1,4 @@
-"""Attention over short sequences, in few and small programs.
+"""Attention over short sequences, in small programs.
 
 The library's kernels are made for long sequences; at 197 tokens they reach a tenth of what the
 matrix units can do. In the forward pass a program takes a block of queries. In the backward pass
@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tapfl.kernels.columns import power
 from tapfl.kernels.memory import plenty
 
 HELD = 256 * 64  # elements of a head's keys: more do not fit into registers and shared memory
@@ -203,7 +204,7 @@ def _arguments(qkv: Tensor, mask: Tensor | None, heads: int, cut: int,
 
 def _keys(tokens: int) -> int:
     """Return the size of a block that holds all tokens."""
-    return max(32, 1 << (tokens - 1).bit_length())
+    return max(32, power(tokens))
 
 
 def _bytes(mask: Tensor | None, otherwise: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from tapfl.kernels.project import factor_gradient, project
 LONG = 1024  # columns that one program takes of a long row
 # Rows at a time and warps: the fastest of those tried on an H200.
 FORWARD = (4, 4)
-BACKWARD = {"long": (2, 4), "columns": (2, 2)}
+BACKWARD = {"plain": (2, 4), "columns": (2, 2)}
 
 
 @triton.jit
@@ -86,8 +86,8 @@ class GeluPrologue(torch.autograd.Function):
         count = streams * branches
         k = width + (columns.total if columns else 0)
         h = u.new_empty(count, rows, k)
-        laid, rows = _laid(u, k, columns), FORWARD[0]
-        _gelu_forward[_grid(laid, h, rows)](u, h, BM=rows, num_warps=FORWARD[1], **laid)
+        laid, (block, warps) = _laid(u, k, columns), FORWARD
+        _gelu_forward[_grid(laid, h, block)](u, h, BM=block, num_warps=warps, **laid)
         if columns is not None:
             project(h, a, columns, p, seed)
         ctx.save_for_backward(u, seed, a, None if a is None else h)
@@ -102,9 +102,9 @@ class GeluPrologue(torch.autograd.Function):
         dh = dh.contiguous()
         du = torch.empty_like(u)
         laid = _laid(u, dh.shape[2], ctx.columns)
-        rows, warps = BACKWARD["long" if ctx.columns is None else "columns"]
-        _gelu_backward[_grid(laid, dh, rows)](
-            dh, u, dh if a is None else a, seed, du, BM=rows, num_warps=warps, **laid,
+        block, warps = BACKWARD["plain" if ctx.columns is None else "columns"]
+        _gelu_backward[_grid(laid, dh, block)](
+            dh, u, dh if a is None else a, seed, du, BM=block, num_warps=warps, **laid,
             **column_arguments(ctx.columns), **dropout_arguments(ctx.p))
         da = None
         if ctx.needs_input_grad[1]:
@@ -121,7 +121,7 @@ def _laid(u: Tensor, k: int, columns: Columns | None) -> dict[str, int]:
             "BC": min(LONG // 2, power(width))}
 
 
-def _grid(laid: dict[str, int], h: Tensor, rows: int) -> tuple[int, int, int]:
+def _grid(laid: dict[str, int], h: Tensor, block: int) -> tuple[int, int, int]:
     """Return the programs: blocks of rows, blocks of columns, streams (none of a long row)."""
     streams = h.numel() // (laid["rows"] * laid["K"])
-    return triton.cdiv(laid["rows"], rows), triton.cdiv(laid["W"], laid["BC"]), streams
+    return triton.cdiv(laid["rows"], block), triton.cdiv(laid["W"], laid["BC"]), streams

@@ -156,7 +156,7 @@ class NormPrologue(torch.autograd.Function):
         da = None
         if ctx.needs_input_grad[2]:
             da = factor_gradient(dh, h, seed, ctx.columns, ctx.p, width).to(a.dtype)
-        # Torch's sum over two or three is many times slower than additions.
+        # A few additions, in place of torch's general reduction.
         dx = functools.reduce(torch.add, out.view(-1, ctx.per_x, rows, width).unbind(1))
         return dx, (out if ctx.has_y else None), da, *(None,) * 7
 
