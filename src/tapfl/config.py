@@ -31,14 +31,15 @@ from tapfl.settings.methods import (
 )
 from tapfl.settings.model import BackboneConfig, DecoderConfig, FoundationConfig, LoraConfig
 from tapfl.settings.running import CheckpointConfig, EvaluationConfig, SpeedConfig
-from tapfl.settings.training import HOLDOUT, PostConfig, TapConfig, TrainConfig, warm_up
+from tapfl.settings.training import HOLDOUT, LOSSES, PostConfig, TapConfig, TrainConfig, warm_up
 from tapfl.tasks import NAME
 
 __all__ = [
-    "HOLDOUT", "MANY", "MAX_THREADS", "NEW", "SAMPLES", "SEED", "WEIGHT", "CheckpointConfig",
-    "Config", "DataConfig", "EvaluationConfig", "FederationConfig", "FoundationConfig", "PathText",
-    "PrivacyConfig", "Section", "SpeedConfig", "TapConfig", "TrainConfig", "Variant", "load_config",
-    "preset_names", "preset_summaries", "preset_text", "set_key", "usable_cores", "warm_up"]
+    "HOLDOUT", "LOSSES", "MANY", "MAX_THREADS", "NEW", "SAMPLES", "SEED", "WEIGHT",
+    "CheckpointConfig", "Config", "DataConfig", "EvaluationConfig", "FederationConfig",
+    "FoundationConfig", "PathText", "PrivacyConfig", "Section", "SpeedConfig", "TapConfig",
+    "TrainConfig", "Variant", "load_config", "preset_names", "preset_summaries", "preset_text",
+    "set_key", "usable_cores", "warm_up"]
 
 MAX_THREADS = 1024
 USUAL_THREADS = 8  # more gain little at these sizes

@@ -1,6 +1,7 @@
 """Rules of replacement: each against a computation by hand; tap-soft against an oracle."""
 
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -140,10 +141,26 @@ def test_gradient_agreement_is_the_slope_towards_w(held):
 
 
 def test_shares_from_losses():
-    assert _from_losses(1.0, 1.0) == 0.5
-    assert _from_losses(1.0, 3.0) == 0.75
-    assert _from_losses(0.0, 0.0) == 0.5
-    assert _from_losses(math.inf, 1.0) == 0.0
+    assert _from_losses(1.0, 1.0, 1) == 0.5
+    assert _from_losses(1.0, 3.0, 1) == pytest.approx(0.75)
+    assert _from_losses(0.0, 0.0, 1) == 0.5
+    assert _from_losses(math.inf, 1.0, 1) == 0.0
+    # x^k / (x^k + w^k)
+    assert _from_losses(3.0, 1.0, 4) == pytest.approx(1 / (81 + 1))
+    assert _from_losses(2.0, 2.0, 100) == 0.5
+    # Neither of the powers fits into a float.
+    assert _from_losses(1e200, 1e190, 100) == 0.0
+    assert _from_losses(1e-200, 1e-190, 100) == 1.0
+
+
+def test_a_sharper_share_takes_less_of_a_worse_w(held):
+    case = _case(held)
+    task = case.client.tasks[0]
+    worse = dataclasses.replace(case, federated_history={**case.federated_history, task: 1.2},
+                                personal_history={**case.personal_history, task: 1.0})
+    rules = [_rule(held, criterion="always", share="losses", sharpness=k) for k in (1, 4, 16)]
+    found = [rule.shares(worse, [task])[task] for rule in rules]
+    assert found == pytest.approx([1 / (1 + 1.2 ** k) for k in (1, 4, 16)])
 
 
 def test_share_chosen_on_held_out_data(held):
@@ -188,16 +205,30 @@ def test_a_whole_move_copies_and_none_keeps_bit_for_bit(held):
         assert end[name].data_ptr() != source[name].data_ptr()
 
 
-class SoftOracle(Oracle):
-    """tap-soft: X goes half of the way to the trained W, trains; in the end again, and 2P steps."""
+class MovingOracle(Oracle):
+    """TAP whose X goes a part of the way to W."""
 
-    def move(self, client, towards, share):
+    def move(self, client, towards, share_of):
         personal = self.personal[client.id]
         with torch.no_grad():
             for name in self.blocks(client):
+                share = share_of(name)
                 for p, q in zip(personal.blocks[name].parameters(),
                                 towards.blocks[name].parameters(), strict=True):
                     p.copy_((1 - share) * p + share * q)
+
+    def plain2(self, client):
+        personal, train = self.personal[client.id], self.config.train
+        self.train(personal, client, 2 * self.config.post.steps, train.lr_initial, train.rounds,
+                   "distill")
+        return personal
+
+
+class SoftOracle(MovingOracle):
+    """tap-soft: X goes half of the way to the trained W, trains; in the end again, and 2P steps."""
+
+    def half(self, client):
+        return lambda _: 0.5 if client.id in self.replaced else 1.0
 
     def round(self, t, cohort):
         train, sent = self.config.train, []
@@ -206,35 +237,53 @@ class SoftOracle(Oracle):
             local = copy.deepcopy(self.server)
             self.train(local, client, train.local_steps, lr, t, "federated")
             sent.append((client, local))
-            self.move(client, local, 0.5 if client.id in self.replaced else 1.0)
+            self.move(client, local, self.half(client))
             self.replaced.append(client.id)
             self.train(self.personal[client.id], client, train.local_steps, lr, t, "personal")
         self.average(sent)
 
     def finish(self, client):
-        self.move(client, self.server, 0.5 if client.id in self.replaced else 1.0)
-        personal, train = self.personal[client.id], self.config.train
-        self.train(personal, client, 2 * self.config.post.steps, train.lr_initial, train.rounds,
-                   "distill")
-        return personal
+        self.move(client, self.server, self.half(client))
+        return self.plain2(client)
 
 
-def test_tap_soft_equals_its_oracle(tmp_path):
+class WeighedOracle(MovingOracle):
+    """TAP's rounds; then each block moves by x^4 / (x^4 + w^4), for its task that asks for most."""
+
+    def finish(self, client):
+        shares = {task: 1.0 if math.isinf(x) else x ** 4 / (x ** 4 + self.h_l[client.id][task] ** 4)
+                  for task, x in self.h_p[client.id].items()}
+        self.move(client, self.server, lambda name: max(
+            share for task, share in shares.items()
+            if name in self.ownership.blocks_of_task(task)))
+        return self.plain2(client)
+
+
+def _compare(tmp_path, oracle, **settings):
     # All data in each minibatch: every task is seen whenever its client takes part.
-    config = tiny_experiment(tmp_path, methods=["tap-soft"], train={
-        "rounds": 4, "batch_size": 200, "local_steps": 1}, lora={"dropout": 0.0})
+    config = tiny_experiment(tmp_path, train={"rounds": 4, "batch_size": 200, "local_steps": 1},
+                             lora={"dropout": 0.0}, **settings)
     run = FederatedRun(config, tmp_path / "run")
     run.method.network.double()
     run.method.initial = run.server.blocks = BlockState.extract(run.method.network.blocks)
-    oracle = SoftOracle(run)
+    oracle = oracle(run)
     for t in range(config.train.rounds):
         run.round(t)
         oracle.round(t, [oracle.clients[i] for i in run.server.cohort(t)])
     _same(run.server.blocks, oracle.server.blocks, run.server.blocks)
-    (soft,) = run.personalizers
+    (personalizer,) = run.personalizers
     for client in oracle.clients:
         final = run.server.blocks.subset(run.method.owned(client))
-        _same(soft.after_federation(client, final), oracle.finish(client).blocks, final)
+        _same(personalizer.after_federation(client, final), oracle.finish(client).blocks, final)
+
+
+def test_a_last_move_by_losses_equals_its_oracle(tmp_path):
+    _compare(tmp_path, WeighedOracle, methods=["tap"], tap={
+        "final_share": "losses", "sharpness": 4, "end": "plain2"})
+
+
+def test_tap_soft_equals_its_oracle(tmp_path):
+    _compare(tmp_path, SoftOracle, methods=["tap-soft"])
     events = read_events(tmp_path / "run", "replacement")
     assert {e["share"] for e in events} == {0.5, 1.0}
     assert all((e["share"] == 1.0) == e["initial"] for e in events)
@@ -244,7 +293,7 @@ def test_tap_soft_equals_its_oracle(tmp_path):
 RULES = {
     "paired": {"criterion": "paired"}, "gradient": {"criterion": "gradient"},
     "blocks": {"criterion": "gradient", "unit": "block", "share": 0.5},
-    "losses": {"criterion": "always", "share": "losses"},
+    "losses": {"criterion": "always", "share": "losses", "sharpness": 4, "final_share": "losses"},
     "chosen": {"criterion": "always", "share": "holdout", "final_share": "holdout",
                "end": "plain2"},
     "mix": {"criterion": "validation", "share": 0.25, "unit": "block", "end": "mix"}}
@@ -287,6 +336,7 @@ def test_held_out_samples_are_given_back(tmp_path):
     ({"final_share": "holdout"}, "tap.final_share: holdout needs"),
     ({"end": "mix"}, "tap.end: mix needs"), ({"share": 0.0}, "greater than 0"),
     ({"share": 1.5}, "less than or equal to 1"), ({"final_share": -0.1}, "greater than or equal"),
+    ({"sharpness": 0}, "greater than 0"), ({"final_share": "loss"}, "final_share"),
     ({"confidence": 1.0}, "less than 1"), ({"criterion": "never"}, "criterion"),
     ({"unit": "client"}, "unit"), ({"end": "2p"}, "end")])
 def test_bad_rules(settings, message):

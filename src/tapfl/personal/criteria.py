@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapfl.blocks import BlockState
-from tapfl.config import HOLDOUT, TapConfig
+from tapfl.config import HOLDOUT, LOSSES, TapConfig
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
 from tapfl.federated.method import FederatedMethod
@@ -60,7 +60,8 @@ class Rule:
         others = [task for task in tasks if task not in fresh]
         moving = self._when(case, others)
         return dict.fromkeys(fresh, 1.0) | {
-            task: share for task, share in self._how_much(case, moving).items() if share}
+            task: share
+            for task, share in self.how_much(case, moving, self.settings.share).items() if share}
 
     def by_block(self, case: Case, shares: Mapping[str, float]) -> dict[str, float]:
         """Return how far each block moves, given the tasks' shares. A block moves once.
@@ -149,19 +150,21 @@ class Rule:
 
     # How much
 
-    def _how_much(self, case: Case, tasks: list[str]) -> dict[str, float]:
-        share = self.settings.share
+    def how_much(self, case: Case, tasks: Iterable[str], share: float | str) -> dict[str, float]:
+        """Return the share of each task: a number, from losses, or chosen on held-out data."""
         if share == HOLDOUT:
-            return self.chosen(case.client, case.personal, case.federated, tasks) if tasks else {}
-        if isinstance(share, float):
-            return dict.fromkeys(tasks, share)
-        return {task: _from_losses(case.federated_history[task], case.personal_history[task])
-                for task in tasks}
+            return self.chosen(case.client, case.personal, case.federated, tasks)
+        if share == LOSSES:
+            return {task: _from_losses(case.federated_history[task], case.personal_history[task],
+                                       self.settings.sharpness) for task in tasks}
+        return dict.fromkeys(tasks, float(share))
 
     def chosen(self, client: Client, start: BlockState, end: BlockState,
                tasks: Iterable[str]) -> dict[str, float]:
         """Return for each task the share of the way that loses least on held-out data."""
         tasks = list(tasks)
+        if not tasks:
+            return {}
         tried = {share: self.held_out(client, moved(start, end, dict.fromkeys(start, share)), tasks)
                  for share in CHOICES}
         return {task: min(CHOICES, key=lambda share: _or_infinity(tried[share][task]))
@@ -195,10 +198,13 @@ def moved(start: BlockState, end: BlockState, shares: Mapping[str, float]) -> Bl
                        for name, value in start.items()}, start.shapes)
 
 
-def _from_losses(federated: float, personal: float) -> float:
+def _from_losses(federated: float, personal: float, power: float) -> float:
     """Return X's part of the two losses: a half where they are equal, more where W is better."""
-    total = federated + personal
-    return personal / total if 0 < total < math.inf else 0.0 if total else 0.5
+    larger = max(federated, personal)
+    if not 0 < larger < math.inf:
+        return 0.0 if larger else 0.5
+    w, x = (math.pow(loss / larger, power) for loss in (federated, personal))  # none overflows
+    return x / (w + x)
 
 
 def _statistic(difference: NDArray[np.float64]) -> float:

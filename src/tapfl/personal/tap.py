@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tapfl.blocks import BlockState
-from tapfl.config import HOLDOUT
 from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.events import PersonalLosses, Replacement
@@ -134,10 +133,8 @@ class Tap(Personalizer):
         # Never seen, or diverged: a replacement is due.
         due = [task for task in tasks if math.isinf(case.personal_history[task])]
         others = [task for task in tasks if task not in due]
-        chosen = (self.rule.chosen(case.client, case.personal, case.federated, others)
-                  if share == HOLDOUT and others else dict.fromkeys(others, share))
         return dict.fromkeys(due, 1.0) | {
-            task: float(found) for task, found in chosen.items() if found}
+            task: part for task, part in self.rule.how_much(case, others, share).items() if part}
 
     @functools.cached_property
     def _distillation(self) -> Distillation:

@@ -9,6 +9,7 @@ from pydantic import Field
 from tapfl.settings.base import MANY, WEIGHT, WIDE, Section
 
 HOLDOUT = "holdout"  # a share that is chosen on held-out data
+LOSSES = "losses"  # a share that follows from the losses of X and W
 
 
 def warm_up(initial: float, final: float, rounds: int, round_: int) -> float:
@@ -101,14 +102,20 @@ class TapConfig(Section):
     """The confidence of the ``paired`` test."""
     share: Annotated[float, Field(gt=0, le=1)] | Literal["losses", "holdout"] = 1.0
     """How much X takes in: 1 is all of it; less moves X that part of the way to W; ``losses`` takes
-    X's part of the two losses; ``holdout`` chooses on held-out data.
+    X's part of the two losses (``sharpness``); ``holdout`` chooses on held-out data.
+    """
+    sharpness: float = Field(1.0, gt=0, le=100)
+    """The power k in ``losses``: a share is x^k / (x^k + w^k) for the losses x of X and w of W. It
+    is a half where they are equal; the higher the power, the less X takes from a W that is worse.
     """
     unit: Literal["task", "block"] = "task"
     """By ``task``, a block goes as far as one of its tasks asks for; by ``block``, it is decided
     for itself.
     """
-    final_share: Share | Literal["holdout"] = 0.0
-    """How far X moves to the final W after federation; ``holdout`` chooses on held-out data."""
+    final_share: Share | Literal["losses", "holdout"] = 0.0
+    """How far X moves to the final W after federation. ``losses`` takes the losses of the client's
+    last round; ``holdout`` chooses on held-out data.
+    """
     end: Literal["distill", "plain", "plain2", "mix"] = "distill"
     """What follows: ``distill`` (the paper's stage 2), P steps without a teacher (``plain``), 2P
     such steps (``plain2``), or a ``mix`` of X and of W after P steps, chosen on held-out data,
