@@ -71,6 +71,7 @@ def test_pairs():
     assert paired([2.0, 2.0]).p == 0
     assert math.isnan(paired([2.0]).p)
     assert math.isnan(paired([2.0, math.nan]).p)
+    assert math.isnan(paired([2.0, math.inf]).p)  # a diverged model proves nothing
 
 
 def test_pairs_see_what_welch_does_not():

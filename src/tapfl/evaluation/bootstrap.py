@@ -82,9 +82,11 @@ def interval(means: Floats, samples: Samples | None = None, shared: bool = False
     an easy sample is easy for everyone. Only the caller knows: equal counts prove nothing.
     """
     centre = float(means.mean())
+    if not math.isfinite(centre):
+        return Interval(centre, math.nan, math.nan)
     crossed = _stack(samples) if samples is not None and shared else None
     variance, freedom = _variance(means, samples, crossed)
-    if not math.isfinite(centre) or math.isnan(variance):
+    if math.isnan(variance):
         return Interval(centre, math.nan, math.nan)
     drawn = _replicates(means, samples, crossed)
     spread = float(drawn.std())

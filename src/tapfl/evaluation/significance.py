@@ -30,8 +30,9 @@ class Sample:
     def of(cls, values: ArrayLike) -> Sample:
         """Return the figures of some values."""
         array = np.asarray(values, dtype=float)
-        return cls(float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else math.nan,
-                   len(array))
+        mean = float(array.mean())
+        known = len(array) > 1 and math.isfinite(mean)
+        return cls(mean, float(array.std(ddof=1)) if known else math.nan, len(array))
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def paired(differences: ArrayLike) -> Paired:
     figures = Sample.of(array)
     better = float((array > 0).mean() + (array == 0).mean() / 2)
     if not figures.deviation > 0:  # all pairs differ by the same, or there is only one
-        p = math.nan if figures.size < 2 or math.isnan(figures.mean) else float(figures.mean == 0)
+        known = figures.size > 1 and math.isfinite(figures.mean)
+        p = float(figures.mean == 0) if known else math.nan
     else:
         p = student(figures.mean / figures.deviation * math.sqrt(figures.size), figures.size - 1)
     return Paired(figures.mean, figures.deviation, figures.size, better, p)
