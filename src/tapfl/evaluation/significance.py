@@ -89,9 +89,10 @@ def paired(differences: ArrayLike) -> Paired:
     array = np.asarray(differences, dtype=float).ravel()
     figures = Sample.of(array)
     better = float((array > 0).mean() + (array == 0).mean() / 2)
-    if not figures.deviation > 0:  # all pairs differ by the same, or there is only one
-        known = figures.size > 1 and math.isfinite(figures.mean)
-        p = float(figures.mean == 0) if known else math.nan
+    if math.isnan(figures.deviation):  # one pair alone, or one that is not finite
+        p = math.nan
+    elif figures.deviation == 0:  # all pairs differ by the same
+        p = float(figures.mean == 0)
     else:
         p = student(figures.mean / figures.deviation * math.sqrt(figures.size), figures.size - 1)
     return Paired(figures.mean, figures.deviation, figures.size, better, p)

@@ -56,12 +56,18 @@ class Rule:
 
     def shares(self, case: Case, tasks: Iterable[str]) -> dict[str, float]:
         """Return the share of each of these tasks that moves; one without a history moves whole."""
-        fresh = [task for task in tasks if math.isinf(case.personal_history[task])]
-        others = [task for task in tasks if task not in fresh]
-        moving = self._when(case, others)
-        return dict.fromkeys(fresh, 1.0) | {
-            task: share
-            for task, share in self.how_much(case, moving, self.settings.share).items() if share}
+        fresh, others = _by_history(case, tasks)
+        return self._moving(case, fresh, self._when(case, others), self.settings.share)
+
+    def final_shares(self, case: Case) -> dict[str, float]:
+        """Return how far each task moves to the final W; one never seen, or diverged, whole."""
+        fresh, others = _by_history(case, case.client.tasks)
+        return self._moving(case, fresh, others, self.settings.final_share)
+
+    def _moving(self, case: Case, fresh: list[str], others: list[str],
+                share: float | str) -> dict[str, float]:
+        found = self._how_much(case, others, share)
+        return dict.fromkeys(fresh, 1.0) | {task: part for task, part in found.items() if part}
 
     def by_block(self, case: Case, shares: Mapping[str, float]) -> dict[str, float]:
         """Return how far each block moves, given the tasks' shares. A block moves once.
@@ -150,8 +156,7 @@ class Rule:
 
     # How much
 
-    def how_much(self, case: Case, tasks: Iterable[str], share: float | str) -> dict[str, float]:
-        """Return the share of each task: a number, from losses, or chosen on held-out data."""
+    def _how_much(self, case: Case, tasks: list[str], share: float | str) -> dict[str, float]:
         if share == HOLDOUT:
             return self.chosen(case.client, case.personal, case.federated, tasks)
         if share == LOSSES:
@@ -196,6 +201,12 @@ def moved(start: BlockState, end: BlockState, shares: Mapping[str, float]) -> Bl
     return BlockState({name: torch.lerp(value, end[name], shares[name])
                        if 0 < shares[name] < 1 else (end if shares[name] else start)[name].clone()
                        for name, value in start.items()}, start.shapes)
+
+
+def _by_history(case: Case, tasks: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the tasks that X has no loss of, and the others."""
+    fresh = [task for task in tasks if math.isinf(case.personal_history[task])]
+    return fresh, [task for task in tasks if task not in fresh]
 
 
 def _from_losses(federated: float, personal: float, power: float) -> float:

@@ -106,7 +106,7 @@ class Tap(Personalizer):
         personal, federated_history, history = self._load(client, rounds, final)
         case = Case(client, rounds, final, personal, federated_history, history)
         new = [task for task in client.tasks if math.isinf(federated_history[task])]
-        personal, _ = self._replace(case, self._final_shares(case), new)
+        personal, _ = self._replace(case, self.rule.final_shares(case), new)
         steps, all_data = config.post.steps, self.after(client)
         train = functools.partial(self._trained, role="distill", lr=config.post_lr, round_=rounds)
         if config.tap.end == "distill":
@@ -126,15 +126,6 @@ class Tap(Personalizer):
             end, losses = train(all_data, personal,
                                 steps=steps if config.tap.end == "plain" else 2 * steps)
         return personal if self.diverged(client, rounds, end, losses) else end
-
-    def _final_shares(self, case: Case) -> dict[str, float]:
-        """Return how far each task moves to the final W before the end."""
-        tasks, share = case.client.tasks, self.context.config.tap.final_share
-        # Never seen, or diverged: a replacement is due.
-        due = [task for task in tasks if math.isinf(case.personal_history[task])]
-        others = [task for task in tasks if task not in due]
-        return dict.fromkeys(due, 1.0) | {
-            task: part for task, part in self.rule.how_much(case, others, share).items() if part}
 
     @functools.cached_property
     def _distillation(self) -> Distillation:
