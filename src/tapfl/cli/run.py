@@ -93,7 +93,9 @@ def _run(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         if (out / "run.json").is_file():
             own = " --modules DIR" if names_own_code(config) else ""
-            print(f"tapfl: go on with: tapfl run --resume --out {out}{own}", file=sys.stderr)
+            where = "" if config.checkpoint.every else ", from the first round (no checkpoints)"
+            print(f"tapfl: go on with: tapfl run --resume --out {out}{own}{where}",
+                  file=sys.stderr)
         raise
     finally:
         display.close()

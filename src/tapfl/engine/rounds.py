@@ -86,7 +86,7 @@ class Rounds:
 
     def run(self, resume: bool = False) -> list[Row]:
         """Run to the end, from wherever it stands; return the results in the roster's order."""
-        train = self.config.train
+        train, every = self.config.train, self.config.checkpoint.every
         if resume:
             self._restore()
         there = len(self.members) - len(self._absent(self._done + 1))
@@ -94,7 +94,7 @@ class Rounds:
         try:
             for round_ in range(self._done + 1, train.rounds):
                 self.round(round_)
-                if (round_ + 1) % self.config.checkpoint.every == 0:
+                if every is not None and (round_ + 1) % every == 0:
                     self.commit()
         except BaseException:  # whatever ends it, the last whole round is written down
             with contextlib.suppress(Exception):  # what ended it matters more
@@ -196,7 +196,7 @@ class Rounds:
     def commit(self) -> None:
         """Write the last whole round down; one that was interrupted will run again."""
         round_, blocks, position, norms, awaited = self._last
-        if round_ > self.checkpoints.newest:
+        if self.config.checkpoint.every is not None and round_ > self.checkpoints.newest:
             self.checkpoints.write(round_, blocks, {
                 "settings": self._settings, "events": position, "norms": norms, "awaited": awaited,
                 "clients": self.clients.settle(round_)})

@@ -15,6 +15,7 @@ from tapfl.engine.build import WORTH_COMPILING, build, build_model
 from tapfl.engine.clientstore import ClientStore
 from tapfl.engine.inprocess import InProcess
 from tapfl.engine.labels import write_labels
+from tapfl.engine.memorystore import MemoryStore
 from tapfl.engine.messages import Clients
 from tapfl.engine.record import dropped, environment, run_id
 from tapfl.engine.registry import Plan, default_models
@@ -101,7 +102,9 @@ class Here:
     def open(self, plan: Plan, folder: Path) -> Iterator[tuple[FederatedMethod, Clients]]:
         """Return a federated run's method, and clients that take their turns here."""
         federation = self.experiment.federation
-        with self.store(folder) as store:
+        without_files = self.config.checkpoint.every is None
+        with (MemoryStore(folder / "clients", self.device) if without_files
+              else self.store(folder)) as store:
             worker = Worker(plan, self.experiment.context, store, self.evaluator, self.out,
                             federation.others, self.samples)
             worker.check(self.kinds)

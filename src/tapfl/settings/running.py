@@ -43,8 +43,10 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """How often a run writes down where it stands, and what it keeps in the end."""
 
-    every: int = Field(10, ge=1, le=MANY)
-    """Rounds between two checkpoints."""
+    every: int | None = Field(10, ge=1, le=MANY)
+    """Rounds between two checkpoints. null: there are none; what clients keep stays in memory,
+    however much that is, and a run that was interrupted starts again.
+    """
     cache_mb: int = Field(4096, ge=0, le=1_000_000_000)
     """How much of the clients' state stays in memory (MiB); the rest is on disk."""
     models: bool = True

@@ -1,0 +1,64 @@
+"""What clients keep between their rounds in a run without checkpoints: in memory, nothing on disk.
+
+Writing every client's state can take longer than training it. A run that may start again from the
+beginning does without.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tapfl.blocks import BlockState
+from tapfl.engine.clientstore import ClientStore, Key, Listing
+from tapfl.errors import TapflError
+from tapfl.federated.context import Kept
+
+
+class MemoryStore(ClientStore):
+    """A store that has no files: whatever it holds ends with the process."""
+
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
+        super().__init__(folder, device=device)
+        # A client's states by round. Notes are JSON, so that they come back as from a file.
+        self._states: dict[Key, dict[int, tuple[BlockState, str]]] = {}
+
+    def load(self, owner: str, client: str, as_of: int) -> Kept | None:
+        """Return the state of a client when a round was over: a copy."""
+        versions = self._states.get((owner, client), {})
+        newest = max((version for version in versions if version <= as_of), default=None)
+        if newest is None:
+            return None
+        state, notes = versions[newest]
+        return _copy(state, self._device), json.loads(notes)
+
+    def save(self, owner: str, client: str, round_: int, state: BlockState,
+             notes: Mapping[str, Any]) -> None:
+        """Keep a copy of a client's state as of a round, in the host's memory."""
+        self._states.setdefault((owner, client), {})[round_] = (
+            _copy(state, "cpu"), json.dumps(notes))
+
+    def prune(self, owner: str, client: str, as_of: int, kept: Iterable[int]) -> None:
+        """Drop all but the newest: without checkpoints nobody goes back to a round."""
+        versions = self._states.get((owner, client), {})
+        for version in sorted(v for v in versions if v <= as_of)[:-1]:
+            del versions[version]
+
+    def check(self, listing: Iterable[tuple[str, str, int, str]]) -> str | None:
+        """Begin anew; say why, if files are to be gone on from."""
+        self._states.clear()
+        if list(listing):
+            return "it has checkpoints, so checkpoint.every cannot be null any more"
+        return None
+
+    def take(self, other: Path, listed: Iterable[Sequence[Any]]) -> Listing:
+        """Refuse: a run that goes on from another one begins with that one's checkpoint."""
+        raise TapflError("checkpoint.every: a run that starts from another one needs checkpoints; "
+                         "expected a number, got null")
+
+
+def _copy(state: BlockState, device: str) -> BlockState:
+    there = all(value.device.type == device.partition(":")[0] for value in state.values())
+    return state.clone() if there else state.to(device)

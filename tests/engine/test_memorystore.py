@@ -1,0 +1,158 @@
+"""Runs without checkpoints: what clients keep stays in memory, and the results are the same."""
+
+import json
+
+import pytest
+import torch
+
+from tapfl.cli import main
+from tapfl.engine.clientstore import ClientStore
+from tapfl.engine.memorystore import MemoryStore
+from tapfl.engine.rounds import Rounds
+from tapfl.engine.run import run
+from tapfl.errors import TapflError
+from tapfl.events import RoundEnded
+from tests.engine.stores import state, value
+from tests.engine.test_resume import Stop, newest_checkpoint, same_run
+from tests.experiment import tiny_experiment
+
+METHODS = ["fedper", "tap", "apfl"]  # private blocks, and an X each
+
+
+@pytest.fixture
+def store(tmp_path):
+    return MemoryStore(tmp_path / "clients")
+
+
+def test_it_gives_back_what_files_would(store, tmp_path):
+    notes = {"h": {"t": None, "u": 0.1 + 0.2}, "list": (1, 2), "word": "é"}
+    files = ClientStore(tmp_path / "files")
+    for each in (store, files):
+        each.save("tap", "a", 3, state(5), notes)
+        each.save("ditto", "a", 4, state(6), {})
+    for owner, client, as_of in (("tap", "a", 3), ("tap", "a", 9), ("tap", "a", 2),
+                                 ("ditto", "a", 4), ("tap", "b", 9), ("apfl", "a", 9)):
+        mine, theirs = (each.load(owner, client, as_of) for each in (store, files))
+        assert (mine is None) == (theirs is None), (owner, client, as_of)
+        if mine is not None:
+            assert (value(mine), mine[1]) == (value(theirs), theirs[1])
+
+
+def test_copies_are_independent(store):
+    mine, notes = state(1), {"h": [1.0]}
+    store.save("tap", "a", 0, mine, notes)
+    mine["backbone"].fill_(9)
+    notes["h"].append(9.0)
+    found = store.load("tap", "a", as_of=0)
+    found[0]["backbone"].fill_(8)
+    found[1]["h"].append(8.0)
+    again = store.load("tap", "a", as_of=0)
+    assert (value(again), again[1]) == (1, {"h": [1.0]})
+
+
+def test_a_turn_sees_the_state_before_it_until_it_is_over(store):
+    """A curve asks for the private blocks of the round before; after the turn nobody does."""
+    store.save("fedper", "a", 2, state(2), {})
+    store.save("fedper", "a", 5, state(5), {})
+    assert [value(store.load("fedper", "a", as_of=r)) for r in (4, 5)] == [2, 5]
+    store.prune("fedper", "a", 5, kept=())
+    assert store.load("fedper", "a", as_of=4) is None
+    assert value(store.load("fedper", "a", as_of=5)) == 5
+    store.prune("fedper", "b", 5, kept=())  # of a client that keeps nothing
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calm")
+    config = tiny_experiment(folder, methods=METHODS, train={"rounds": 3, "local_steps": 1},
+                             post={"steps": 1}, evaluation={"every": 2, "sample": 4})
+    run(config, folder / "out")
+    return config, folder / "out"
+
+
+def _without(config):
+    return config.model_copy(update={
+        "checkpoint": config.checkpoint.model_copy(update={"every": None})})
+
+
+def test_results_and_models_are_those_of_a_run_with_checkpoints(calm, tmp_path):
+    config, expected = calm
+    seen = []
+
+    def look(event):
+        if isinstance(event, RoundEnded):
+            seen.extend(p for p in (tmp_path / "out" / "state").rglob("*.safetensors"))
+
+    run(_without(config), tmp_path / "out", notify=look)
+    same_run(tmp_path / "out", expected)
+    assert not seen  # nothing of a client was on disk, nor a checkpoint
+
+
+@pytest.mark.parametrize("stop", [Stop(at_round=1), Stop(at_client=2)])
+def test_an_interrupted_run_starts_again(calm, tmp_path, stop):
+    config, expected = calm
+    with pytest.raises(KeyboardInterrupt):
+        run(_without(config), tmp_path / "out", notify=stop)
+    assert newest_checkpoint(tmp_path / "out", "fedper") == -1
+    rounds = []
+    run(_without(config), tmp_path / "out", resume=True, notify=lambda event: rounds.append(
+        event.round) if isinstance(event, RoundEnded) else None)
+    assert rounds == [*range(3), *range(3)]  # of fedper and of fedavg
+    same_run(tmp_path / "out", expected)
+
+
+def test_a_run_with_checkpoints_does_not_go_on_without(calm, tmp_path):
+    config, _ = calm
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", notify=Stop(at_round=1))
+    with pytest.raises(TapflError, match=r"it has checkpoints, so checkpoint.every cannot be null"):
+        run(_without(config), tmp_path / "out", resume=True)
+    run(config, tmp_path / "out", resume=True)  # nothing is lost
+    same_run(tmp_path / "out", calm[1])
+
+
+def test_a_run_that_starts_from_another_one_needs_checkpoints(calm, tmp_path):
+    config, before = calm
+    after = _without(config).model_copy(update={
+        "start": str(before), "train": config.train.model_copy(update={"rounds": 4})})
+    with pytest.raises(TapflError, match=r"checkpoint.every: .*expected a number, got null"):
+        run(after, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_says_that_the_run_will_start_again(calm, tmp_path, capsys, monkeypatch):
+    config, _ = calm
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(_without(config).model_dump(mode="json")))
+    real = Rounds.round
+
+    def one(self, round_):
+        if round_:
+            raise KeyboardInterrupt
+        real(self, round_)
+
+    monkeypatch.setattr(Rounds, "round", one)
+    assert main(["run", str(path), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 130
+    said = capsys.readouterr().err
+    assert "--resume" in said
+    assert "from the first round (no checkpoints)" in said
+
+
+def test_bad_numbers_of_rounds_are_refused(tmp_path, capsys):
+    for bad in ("0", "-1", "often"):
+        assert main(["run", "quickstart", "--set", f"checkpoint.every={bad}", "--out",
+                     str(tmp_path / "out")]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 3
+    assert all("checkpoint.every" in line for line in errors)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_states_of_a_gpu_wait_in_the_hosts_memory(tmp_path):
+    store = MemoryStore(tmp_path, device="cuda")
+    store.save("tap", "a", 0, state(3).to("cuda"), {})
+    kept = store._states["tap", "a"][0][0]
+    assert kept["backbone"].device.type == "cpu"
+    found = store.load("tap", "a", as_of=0)
+    assert found[0]["backbone"].is_cuda
+    assert float(found[0]["backbone"][0]) == 3
