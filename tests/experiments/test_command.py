@@ -107,7 +107,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tiny, capsys):
     assert reproduce("kd", "2p", "--seeds", "41,42", "--dry-run") == 0
     out = capsys.readouterr().out
     assert "kd             1 part(s): Does distillation help TAP's second stage?" in out
-    assert "models to compare: 14 (2 seed(s)); one run for each would be 14 runs" in out
+    assert "models to compare: 16 (2 seed(s)); one run for each would be 16 runs" in out
     assert "federated runs needed: 4; there: 0; to run: 4" in out
     assert "expected time: not known before the first run is done" in out
     assert len(re.findall(r"^  (fedavg|disentafl)-s4[12]-[0-9a-f]{10}-[0-9a-f]{6}: ", out,

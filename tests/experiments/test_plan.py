@@ -128,7 +128,7 @@ def test_experiments_share_runs(tmp_path):
     names = ["kd", "margins", "2p", "replacements", "footprint", "kd"]
     chosen = find_experiments(names, "mini", "small")
     plan = make_plan(chosen, MODELS["mini"], True, SEEDS, tmp_path)
-    assert plan.models == 2 * (3 + 4 + 4 + 4 + 5)
+    assert plan.models == 2 * (3 + 4 + 5 + 4 + 6)
     assert (plan.federated_runs, plan.complete_runs, len(plan.missing)) == (4, 0, 4)
     wanted = {model.key for models in plan.needed.values() for model in models}
     planned = [key for run in plan.missing for key in run.keys]

@@ -124,8 +124,8 @@ def test_verdicts_stand_against_post_training_with_as_many_steps(written):
     _, out, _ = written
     rows = [r for r in read_csv(out, "verdicts") if r.get("against")]
     assert {(r["method"], r["against"]) for r in rows} == {
-        (m, "fedavg+post2") for m in ("fedavg+post", "tap", "tap-soft")}
-    assert len(rows) == 2 * 3
+        (m, "fedavg+post2") for m in ("fedavg+post", "tap", "tap-soft", "tap-merge")}
+    assert len(rows) == 2 * 4
     for row in rows:
         assert re.fullmatch(r"(better|worse|equivalent|not told apart) [+-]\d+\.\d "
                             r"\[[+-]\d+\.\d; [+-]\d+\.\d\]", row["agnews"]), row["agnews"]
@@ -161,7 +161,8 @@ def test_the_footprint_is_of_every_run(written):
     assert all(r["mean parameters"].isdigit() for r in sizes)
     first = [r["setting"] for r in sizes if r["part"] == rows[0]["part"]]
     # Two parts, two runs each: W, and TAP's models under the names that the run has for them.
-    assert first == ["fedavg", "tap", "tap-soft"] * 2 + ["fedavg", "tap-2", "tap-soft-2"] * 2
+    names = ("tap", "tap-soft", "tap-merge")
+    assert first == (["fedavg", *names] * 2 + ["fedavg", *(f"{name}-2" for name in names)] * 2)
     assert any(r.get("block") for r in rows)
 
 

@@ -248,10 +248,13 @@ class SoftOracle(MovingOracle):
 
 
 class WeighedOracle(MovingOracle):
-    """TAP's rounds; then each block moves by x^4 / (x^4 + w^4), for its task that asks for most."""
+    """TAP's rounds; then each block moves by x^k / (x^k + w^k), for its task that asks for most."""
+
+    k = 4
 
     def finish(self, client):
-        shares = {task: 1.0 if math.isinf(x) else x ** 4 / (x ** 4 + self.h_l[client.id][task] ** 4)
+        k, losses = self.k, self.h_l[client.id]
+        shares = {task: 1.0 if math.isinf(x) else x ** k / (x ** k + losses[task] ** k)
                   for task, x in self.h_p[client.id].items()}
         self.move(client, self.server, lambda name: max(
             share for task, share in shares.items()
@@ -280,6 +283,13 @@ def _compare(tmp_path, oracle, **settings):
 def test_a_last_move_by_losses_equals_its_oracle(tmp_path):
     _compare(tmp_path, WeighedOracle, methods=["tap"], tap={
         "final_share": "losses", "sharpness": 4, "end": "plain2"})
+
+
+def test_tap_merge_equals_its_oracle(tmp_path, monkeypatch):
+    monkeypatch.setattr(WeighedOracle, "k", 8)
+    _compare(tmp_path, WeighedOracle, methods=["tap-merge"])
+    events = read_events(tmp_path / "run", "replacement")
+    assert {e["share"] for e in events if e["round"] < 4} == {1.0}  # its rounds are TAP's
 
 
 def test_tap_soft_equals_its_oracle(tmp_path):

@@ -92,10 +92,10 @@ SCALES = ("small", "paper")
 PAPER_ROWS = ("local", "fedavg", "fedavg+post", "perfedavg", "perfedavg+post", "disentafl",
               "disentafl+post", "feddat", "feddat+post", "tap")
 MORE_ROWS = ("fedavg+post2", "disentafl+post2", "tap-nokd", "fedprox", "fedper", "fedrep", "fedala",
-             "ditto", "apfl", "tap-soft")
+             "ditto", "apfl", "tap-soft", "tap-merge")
 LEADS = (("tap", "fedavg+post"), ("tap", "fedavg+post2"), ("tap-soft", "fedavg+post2"),
-         ("fedavg+post2", "local"))
-FAMILY = ("fedavg", "fedavg+post", "fedavg+post2", "tap", "tap-soft")
+         ("tap-merge", "fedavg+post2"), ("fedavg+post2", "local"))
+FAMILY = ("fedavg", "fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-merge")
 
 
 def _margins(low: float, high: float) -> Values:
@@ -148,7 +148,7 @@ def _margin(model: Model, small: bool) -> Experiment:
 def _2p(model: Model, small: bool) -> Experiment:
     return Experiment("2p", "Is TAP better than post-training with as many steps?", (
         Part("As many steps after federation",
-             ("fedavg+post2", "disentafl+post2", "tap", "tap-soft")),), paper="")
+             ("fedavg+post2", "disentafl+post2", "tap", "tap-soft", "tap-merge")),), paper="")
 
 
 def _standard(model: Model, small: bool) -> Experiment:
