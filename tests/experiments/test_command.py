@@ -9,11 +9,13 @@ import threading
 import pytest
 
 from tapfl.cli import main
+from tapfl.config import CheckpointConfig
 from tapfl.engine.record import read_record
 from tapfl.engine.results import read_results
 from tapfl.experiments import catalogue, execute
 from tapfl.experiments.catalogue import Experiment, Part
-from tapfl.experiments.command import read_seeds
+from tapfl.experiments.command import _checkpointed, read_seeds
+from tapfl.experiments.plan import Run
 from tests.experiments.tiny import InProcess, tiny_model, tiny_preset
 
 
@@ -113,6 +115,23 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tiny, capsys):
     assert len(re.findall(r"^  (fedavg|disentafl)-s4[12]-[0-9a-f]{10}-[0-9a-f]{6}: ", out,
                           re.M)) == 4
     assert sorted(tiny.iterdir()) == before
+
+
+def test_without_checkpoints(tiny, small, capsys, monkeypatch):
+    """The runs are the same ones: a plan with checkpoints finds them. A begun run keeps its own."""
+    runs = in_process(monkeypatch)
+    assert reproduce("kd", "--seeds", "41", "--no-checkpoints") == 0
+    (name,) = runs.made
+    record = read_record(tiny / "out" / "runs" / name)
+    assert record.config.checkpoint.every is None
+    capsys.readouterr()
+    assert reproduce("kd", "--seeds", "41", "--dry-run") == 0
+    assert "federated runs needed: 1; there: 1; to run: 0" in capsys.readouterr().out
+    config = record.config.model_copy(update={"checkpoint": CheckpointConfig(every=3)})
+    for begun, every in ((True, 3), (False, None)):
+        planned = Run(tiny, config, [], resumes=begun)
+        assert _checkpointed(planned, wanted=False).checkpoint.every == every
+        assert _checkpointed(planned, wanted=True) is config
 
 
 def test_a_later_experiment_finds_what_is_there(tiny, small, capsys, monkeypatch):

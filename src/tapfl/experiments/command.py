@@ -7,10 +7,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapfl.errors import TapflError, one_line
 from tapfl.verbs import Verbs, add_verb, data_folder
+
+if TYPE_CHECKING:
+    from tapfl.config import Config
+    from tapfl.experiments.plan import Run
 
 SEEDS = "41,42,43,44"
 AGAIN, RESUMED = "the same command", "the same command with --resume"  # what goes on
@@ -42,6 +46,9 @@ def add_reproduce(verbs: Verbs) -> None:
     verb.add_argument("--any-version", action="store_true",
                       help="take runs that another version of the code has made as well")
     verb.add_argument("--paper", action="store_true", help="put the published figures beside ours")
+    verb.add_argument("--no-checkpoints", action="store_true",
+                      help="new runs keep clients' state in memory (checkpoint.every: null), which "
+                           "is faster; one that is interrupted starts again")
     add_places(verb)
 
 
@@ -104,8 +111,8 @@ def _reproduce(options: argparse.Namespace) -> None:
     if plan.missing:
         from tapfl.experiments.execute import Job
 
-        failed = _execute([Job(run.folder, run.config, run.resumes) for run in plan.missing],
-                          where)
+        failed = _execute([Job(run.folder, _checkpointed(run, not options.no_checkpoints),
+                               run.resumes) for run in plan.missing], where)
         plan = planned()
         write_index(out, plan, chosen, options.model, options.scale)
     for number, experiment in enumerate(chosen):
@@ -115,6 +122,14 @@ def _reproduce(options: argparse.Namespace) -> None:
         else:
             print(f"{experiment.name}: not written, some of its runs are missing")
     _end(failed, plan.missing)
+
+
+def _checkpointed(run: Run, wanted: bool) -> Config:
+    """Return a run's configuration, with checkpoints or without; one that was begun keeps its."""
+    if wanted or run.resumes:
+        return run.config
+    none = run.config.checkpoint.model_copy(update={"every": None})
+    return run.config.model_copy(update={"checkpoint": none})
 
 
 def _end(failed: Sequence[Any], missing: Sequence[Any] = (), again: str = AGAIN) -> None:
