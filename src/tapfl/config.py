@@ -119,6 +119,13 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _begins_with_a_checkpoint(self) -> Config:
+        if self.start is not None and self.checkpoint.every is None:
+            raise ValueError("checkpoint.every: a run that starts from another one (start) needs "
+                             "checkpoints; expected a number, got null")
+        return self
+
+    @model_validator(mode="after")
     def _private(self) -> Config:
         if self.privacy.secret_cohort and self.privacy.mode != "central":
             raise ValueError("privacy.secret_cohort: only noise at the server counts on it; set "

@@ -11,7 +11,8 @@ from tapfl.engine.memorystore import MemoryStore
 from tapfl.engine.rounds import Rounds
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
-from tapfl.events import RoundEnded
+from tapfl.events import ClientFinished, RoundEnded
+from tapfl.use.join import join
 from tests.engine.stores import state, value
 from tests.engine.test_resume import Stop, newest_checkpoint, same_run
 from tests.experiment import tiny_experiment
@@ -105,19 +106,59 @@ def test_a_run_with_checkpoints_does_not_go_on_without(calm, tmp_path):
     config, _ = calm
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "out", notify=Stop(at_round=1))
-    with pytest.raises(TapflError, match=r"it has checkpoints, so checkpoint.every cannot be null"):
+    with pytest.raises(TapflError, match=r"checkpoints: the run has checkpoints to go on from; "
+                                         r"checkpoint.every: expected a number, got null$"):
         run(_without(config), tmp_path / "out", resume=True)
     run(config, tmp_path / "out", resume=True)  # nothing is lost
     same_run(tmp_path / "out", calm[1])
 
 
-def test_a_run_that_starts_from_another_one_needs_checkpoints(calm, tmp_path):
+@pytest.mark.parametrize("change", ["noise", "leave"])
+def test_models_of_a_w_that_is_trained_anew_are_made_anew(tmp_path, change):
+    """Interrupted in the final stage; the second W is another one, for each client the same."""
+    config = _without(tiny_experiment(
+        tmp_path, methods=["fedavg"], train={"rounds": 1, "local_steps": 1}, post={"steps": 1},
+        privacy={"mode": "central", "clip": 1.0, "noise": 0.5} if change == "noise" else {}))
+    with pytest.raises(KeyboardInterrupt):
+        run(config, tmp_path / "out", notify=Stop(at_client=3))
+    if change == "leave":
+        assert main(["leave", str(tmp_path / "out"), "looks"]) == 0
+    done = []
+    rows = run(config, tmp_path / "out", resume=True, notify=lambda event: done.append(
+        event.client) if isinstance(event, ClientFinished) else None)
+    assert len(done) == (4 if change == "noise" else 3)
+    shared = {row["value"] for row in rows if row["dataset"] == "agnews"
+              and row["metric"] == "accuracy" and row["method"] == "fedavg"}
+    assert len(shared) == 1  # of one W, on the same test data
+
+
+def test_a_run_that_starts_from_another_one_needs_checkpoints(calm, tmp_path, capsys):
     config, before = calm
-    after = _without(config).model_copy(update={
-        "start": str(before), "train": config.train.model_copy(update={"rounds": 4})})
-    with pytest.raises(TapflError, match=r"checkpoint.every: .*expected a number, got null"):
-        run(after, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    values = _without(config).model_dump(mode="json") | {"start": str(before)}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(values))
+    for verb in ("validate", "run"):
+        assert main([verb, str(path)]) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert len(errors) == 2
+    assert all("checkpoint.every: a run that starts from another one" in line for line in errors)
+
+
+def test_newcomers_join_a_run_without_checkpoints(calm, tmp_path):
+    config, before = calm
+    run(_without(config), tmp_path / "without")
+    file = tmp_path / "new.yaml"
+    file.write_text("""
+tasks: {agnews: {kind: text_classification, modalities: [text], classes: 4}}
+clients: [{name: late, tasks: {agnews: 1}}]
+""")
+    join(before, file, tmp_path / "with-late", device="cpu")
+    join(tmp_path / "without", file, tmp_path / "without-late", device="cpu")
+    same_run(tmp_path / "without-late", tmp_path / "with-late")
+    with pytest.raises(TapflError, match=r"or the run had no checkpoints \(checkpoint.every: null"):
+        run(config.model_copy(update={"start": str(tmp_path / "without"),
+                                      "train": config.train.model_copy(update={"rounds": 4})}),
+            tmp_path / "longer")
 
 
 def test_ctrl_c_says_that_the_run_will_start_again(calm, tmp_path, capsys, monkeypatch):
@@ -135,7 +176,7 @@ def test_ctrl_c_says_that_the_run_will_start_again(calm, tmp_path, capsys, monke
     assert main(["run", str(path), "--out", str(tmp_path / "out"), "--device", "cpu"]) == 130
     said = capsys.readouterr().err
     assert "--resume" in said
-    assert "from the first round (no checkpoints)" in said
+    assert "(from the first round: no checkpoints)" in said
 
 
 def test_bad_numbers_of_rounds_are_refused(tmp_path, capsys):

@@ -93,9 +93,8 @@ def _run(options: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         if (out / "run.json").is_file():
             own = " --modules DIR" if names_own_code(config) else ""
-            where = "" if config.checkpoint.every else ", from the first round (no checkpoints)"
-            print(f"tapfl: go on with: tapfl run --resume --out {out}{own}{where}",
-                  file=sys.stderr)
+            anew = "" if config.checkpoint.every else " (from the first round: no checkpoints)"
+            print(f"tapfl: go on with: tapfl run --resume --out {out}{own}{anew}", file=sys.stderr)
         raise
     finally:
         display.close()

@@ -61,7 +61,8 @@ def adopt_files(worker: Worker, folder: Path, listed: Sequence[Any] | None,
     """Copy what clients kept in another run into a worker's store."""
     if listed is None and clients:
         raise TapflError(f"start: {folder}: what its clients keep is not there: it is on their "
-                         "own machines, or was removed")
+                         "own machines, or was removed, or the run had no checkpoints "
+                         "(checkpoint.every: null)")
     owners = {worker.plan.name, *(p.name for p in worker.personalizers)}
     known = set(clients)
     return list(worker.store.take(folder / "clients", [

@@ -1,29 +1,33 @@
 """What clients keep between their rounds in a run without checkpoints: in memory, nothing on disk.
 
-Writing every client's state can take longer than training it. A run that may start again from the
-beginning does without.
+Every turn of a client writes all its personal models, which a disk may not keep up with. A run that
+may start again from the beginning does without.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from tapfl.blocks import BlockState
-from tapfl.engine.clientstore import ClientStore, Key, Listing
-from tapfl.errors import TapflError
+from tapfl.engine.clientstore import ClientStore, Key
 from tapfl.federated.context import Kept
 
 
 class MemoryStore(ClientStore):
-    """A store that has no files: whatever it holds ends with the process."""
+    """A store that has no files: whatever it holds ends with the federated run."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         super().__init__(folder, device=device)
         # A client's states by round. Notes are JSON, so that they come back as from a file.
         self._states: dict[Key, dict[int, tuple[BlockState, str]]] = {}
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._states.clear()
 
     def load(self, owner: str, client: str, as_of: int) -> Kept | None:
         """Return the state of a client when a round was over: a copy."""
@@ -47,18 +51,11 @@ class MemoryStore(ClientStore):
             del versions[version]
 
     def check(self, listing: Iterable[tuple[str, str, int, str]]) -> str | None:
-        """Begin anew; say why, if files are to be gone on from."""
+        """Begin anew: there is nothing to go on from."""
         self._states.clear()
-        if list(listing):
-            return "it has checkpoints, so checkpoint.every cannot be null any more"
         return None
-
-    def take(self, other: Path, listed: Iterable[Sequence[Any]]) -> Listing:
-        """Refuse: a run that goes on from another one begins with that one's checkpoint."""
-        raise TapflError("checkpoint.every: a run that starts from another one needs checkpoints; "
-                         "expected a number, got null")
 
 
 def _copy(state: BlockState, device: str) -> BlockState:
-    there = all(value.device.type == device.partition(":")[0] for value in state.values())
-    return state.clone() if there else state.to(device)
+    return BlockState({name: value.to(device, copy=True) for name, value in state.items()},
+                      state.shapes)

@@ -65,7 +65,8 @@ class Origin:
             return Stored(rounds - 1, blocks, digest, {}, None)
         raise TapflError(faults[0] if faults else
                          f"{self.path}: has no stored model of '{run}'; it has not come to it, or "
-                         "kept none (checkpoint.models: false), or its state was removed")
+                         "kept none (checkpoint.models: false), or was interrupted and had no "
+                         "checkpoints (checkpoint.every: null), or its state was removed")
 
     # Whether it fits
 

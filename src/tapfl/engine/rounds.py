@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -210,6 +211,9 @@ class Rounds:
 
     def _restore(self) -> None:
         """Go back to the newest checkpoint that is whole, with all that belongs to it."""
+        if self.checkpoints.rounds and self.config.checkpoint.every is None:
+            raise TapflError(f"{self.checkpoints.folder}: the run has checkpoints to go on from; "
+                             "checkpoint.every: expected a number, got null")
         faults = []
         for found in self.checkpoints.newest_first():
             fault = found if isinstance(found, str) else self._fault(found[2])
@@ -231,6 +235,8 @@ class Rounds:
         self.clients.check([])
         self.log.rewind(0)
         self._awaited = {}
+        # Models made from a W that is trained anew, perhaps with other clients, are not its.
+        shutil.rmtree(self.final, ignore_errors=True)
         self._complete(-1)
 
     def _fault(self, notes: dict[str, Any]) -> str | None:

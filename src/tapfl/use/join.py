@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tapfl.config import Config, set_key
+from tapfl.config import CheckpointConfig, Config, set_key
 from tapfl.data.participants import client_ids, load_federation
 from tapfl.engine.messages import Row
 from tapfl.engine.origin import Origin
@@ -54,6 +54,7 @@ def newcomers(origin: Origin, federation: Path, overrides: Iterable[str] = (),
     values = before.model_dump()
     values["federation"] |= {"file": str(federation.resolve()), "groups": 1, "clients": None}
     values["start"] = str(origin.path.resolve())
+    values["checkpoint"]["every"] = before.checkpoint.every or CheckpointConfig().every
     for override in overrides:
         set_key(values, override)
     if values["train"]["rounds"] != before.train.rounds:
