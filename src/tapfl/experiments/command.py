@@ -47,8 +47,8 @@ def add_reproduce(verbs: Verbs) -> None:
                       help="take runs that another version of the code has made as well")
     verb.add_argument("--paper", action="store_true", help="put the published figures beside ours")
     verb.add_argument("--no-checkpoints", action="store_true",
-                      help="new runs keep clients' state in memory (checkpoint.every: null), which "
-                           "is faster; one that is interrupted starts again")
+                      help="new runs keep clients' state in memory (checkpoint.every: null), for "
+                           "disks that cannot keep up; one that is interrupted starts again")
     add_places(verb)
 
 
