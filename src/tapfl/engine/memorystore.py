@@ -50,11 +50,6 @@ class MemoryStore(ClientStore):
         for version in sorted(v for v in versions if v <= as_of)[:-1]:
             del versions[version]
 
-    def check(self, listing: Iterable[tuple[str, str, int, str]]) -> str | None:
-        """Begin anew: there is nothing to go on from."""
-        self._states.clear()
-        return None
-
 
 def _copy(state: BlockState, device: str) -> BlockState:
     return BlockState({name: value.to(device, copy=True) for name, value in state.items()},
