@@ -51,6 +51,20 @@ def test_copies_are_independent(store):
     assert (value(again), again[1]) == (1, {"h": [1.0]})
 
 
+def test_methods_that_save_one_state_share_a_copy_until_it_changes(store):
+    mine = state(1)
+    store.save("tap", "a", 0, mine, {"h": 1})
+    store.save("tap-nokd", "a", 0, mine, {"h": 2})
+    first, second = (store._states[owner, "a"][0][0] for owner in ("tap", "tap-nokd"))
+    assert first is second
+    mine["backbone"].fill_(9)  # a method of the user's own may go on with what it saved
+    store.save("tap-merge", "a", 0, mine, {})
+    assert [value(store.load(owner, "a", as_of=0))
+            for owner in ("tap", "tap-nokd", "tap-merge")] == [1, 1, 9]
+    store.prune("tap", "a", 0, kept=())
+    assert not store._saved  # the turn is over: nothing holds on to the device's memory
+
+
 def test_a_turn_sees_the_state_before_it_until_it_is_over(store):
     """A curve asks for the private blocks of the round before; after the turn nobody does."""
     store.save("fedper", "a", 2, state(2), {})

@@ -24,10 +24,13 @@ class MemoryStore(ClientStore):
         super().__init__(folder, device=device)
         # A client's states by round. Notes are JSON, so that they come back as from a file.
         self._states: dict[Key, dict[int, tuple[BlockState, str]]] = {}
+        # What was saved in this turn: methods that trained one X together keep one copy of it.
+        self._saved: list[tuple[BlockState, list[int], BlockState]] = []
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._states.clear()
+        self._saved.clear()
 
     def load(self, owner: str, client: str, as_of: int) -> Kept | None:
         """Return the state of a client when a round was over: a copy."""
@@ -42,13 +45,23 @@ class MemoryStore(ClientStore):
              notes: Mapping[str, Any]) -> None:
         """Keep a copy of a client's state as of a round, in the host's memory."""
         self._states.setdefault((owner, client), {})[round_] = (
-            _copy(state, "cpu"), json.dumps(notes))
+            self._in_memory(state), json.dumps(notes))
 
     def prune(self, owner: str, client: str, as_of: int, kept: Iterable[int]) -> None:
         """Drop all but the newest: without checkpoints nobody goes back to a round."""
+        self._saved.clear()
         versions = self._states.get((owner, client), {})
         for version in sorted(v for v in versions if v <= as_of)[:-1]:
             del versions[version]
+
+    def _in_memory(self, state: BlockState) -> BlockState:
+        """Return a copy in the host's memory: the one there is, if the state has not changed."""
+        changes = [value._version for value in state.values()]
+        for saved, then, copy in self._saved:
+            if saved is state and then == changes:
+                return copy
+        self._saved.append((state, changes, _copy(state, "cpu")))
+        return self._saved[-1][2]
 
 
 def _copy(state: BlockState, device: str) -> BlockState:
