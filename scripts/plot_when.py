@@ -17,7 +17,8 @@ BASELINE = "fedavg+post2"
 STYLES = {"local": ("local", "tab:gray", "v"),
           "fedavg+post": ("FedAvg + post-training", "tab:gray", "v"),
           "tap": ("TAP", "tab:orange", "s"), "tap-soft": ("tap-soft", "tab:blue", "o"),
-          "ditto": ("Ditto", "tab:green", "^"), "apfl": ("APFL", "tab:purple", "D")}
+          "tap-merge": ("tap-merge", "tab:red", "X"), "ditto": ("Ditto", "tab:green", "^"),
+          "apfl": ("APFL", "tab:purple", "D")}
 
 
 def means(path):

@@ -4,6 +4,7 @@ import torch
 
 from tapfl.evaluation.evaluate import Evaluator
 from tapfl.evaluation.metrics import GENERAL
+from tapfl.evaluation.predictions import Watch
 from tests.experiment import FederatedRun, tiny_experiment
 
 
@@ -29,6 +30,51 @@ def test_evaluation_does_not_depend_on_the_batch_size(tmp_path):
             assert whole["mse"].mean() == pytest.approx(loss, rel=1e-5)
         else:
             assert set(whole) == {"token_f1", "exact_match"}
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_evaluated_in_halves(tmp_path, monkeypatch):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    network, evaluator = run.method.network, run.worker.evaluator
+    encode, sizes = network.encode, []
+    for _, test in run.federation.splits.values():
+        rows = np.array([0, len(test) - 1])
+        expected, seen = Watch(rows), Watch(rows)
+        whole = evaluator(network, test, expected)
+        sizes.clear()
+
+        def small(task, batch, *more, **settings):
+            sizes.append(len(batch))
+            if len(batch) > 3:
+                raise torch.cuda.OutOfMemoryError
+            return encode(task, batch, *more, **settings)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(network, "encode", small)
+            pieces = evaluator(network, test, seen)
+        assert sizes[0] == len(test) > 3
+        assert sum(size for size in sizes if size <= 3) == len(test)  # every sample once
+        for metric, values in whole.items():
+            assert values == pytest.approx(pieces[metric], rel=1e-5), metric
+        wanted, found = expected.predictions(), seen.predictions()
+        assert found.rows.tolist() == wanted.rows.tolist()
+        for name in ("labels", "pictures", "texts"):
+            assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
+
+
+def test_memory_that_does_not_suffice_for_one_sample_is_an_error(tmp_path, monkeypatch):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    tried = []
+
+    def never(task, batch, *more, **settings):
+        tried.append(len(batch))
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(run.method.network, "encode", never)
+    _, test = run.federation.splits["agnews"]
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run.worker.evaluator(run.method.network, test)
+    assert tried[-1] == 1
+    assert tried == sorted(tried, reverse=True)
 
 
 def test_general_ability_is_that_on_the_others_test_data(tmp_path):

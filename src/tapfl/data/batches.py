@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -169,11 +169,25 @@ class TaskData:
         torch.index_select(self.images, 0, torch.from_numpy(rows), out=chosen)
         return chosen.to(self.device, non_blocking=True)
 
-    def in_order(self, size: int) -> Iterator[tuple[Rows, Batch]]:
-        """Iterate over all samples once."""
-        for start in range(0, len(self), size):
+    def in_batches(self, size: int, work: Callable[[Rows, Batch], T]) -> list[T]:
+        """Do some work on all samples, in order; return what it gave for each batch.
+
+        Where a batch does not fit into a GPU's memory, it is done again in halves, and the rest in
+        batches of that size: a long training should not end with its evaluation.
+        """
+        found: list[T] = []
+        start = 0
+        while start < len(self):
             rows = np.arange(start, min(start + size, len(self)))
-            yield rows, self.batch(rows)
+            try:
+                found.append(work(rows, self.batch(rows)))
+            except torch.cuda.OutOfMemoryError:
+                if len(rows) == 1:
+                    raise
+                size = (len(rows) + 1) // 2
+            else:
+                start += len(rows)
+        return found
 
 
 @dataclass(frozen=True)

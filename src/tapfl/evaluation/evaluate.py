@@ -48,8 +48,8 @@ class Evaluator:
             if watch is not None:
                 watch.read(written)
             return self.score_texts(written, data.references or [])
-        found = [_values(network, data.task.name, batch, rows, watch)
-                 for rows, batch in data.in_order(self.config.batch_size)]
+        found = data.in_batches(self.config.batch_size, lambda rows, batch: _values(
+            network, data.task.name, batch, rows, watch))
         values = torch.cat(found).double().cpu().numpy()
         return {"accuracy": 100 * values} if data.task.is_classification else {"mse": values}
 
@@ -62,14 +62,12 @@ class Evaluator:
     def write(self, network: Network, data: TaskData) -> list[str]:
         """Return the answer that a model writes to every sample."""
         network.eval()
-        written: list[str] = []
-        for _, batch in data.in_order(self.config.batch_size):
-            ids = network.generate(
-                data.task.name, batch, start=self.tokenizer.cls_token_id,
-                end=self.tokenizer.sep_token_id, pad=self.tokenizer.pad_token_id,
-                max_new_tokens=self.config.max_new_tokens)
-            written += self.tokenizer.batch_decode(ids.tolist(), skip_special_tokens=True)
-        return written
+        found = data.in_batches(self.config.batch_size, lambda _, batch: network.generate(
+            data.task.name, batch, start=self.tokenizer.cls_token_id,
+            end=self.tokenizer.sep_token_id, pad=self.tokenizer.pad_token_id,
+            max_new_tokens=self.config.max_new_tokens).tolist())
+        return [text for ids in found
+                for text in self.tokenizer.batch_decode(ids, skip_special_tokens=True)]
 
 
 def _values(network: Network, task: str, batch: Batch, rows: Rows,
@@ -77,11 +75,13 @@ def _values(network: Network, task: str, batch: Batch, rows: Rows,
     """Return which answers of a batch are right, or every image's squared error."""
     prediction: Tensor = network(task, batch).prediction
     is_label = network.ownership.task(task).is_classification
-    if watch is not None:
-        watch.see(rows, prediction, network, is_label)
     if is_label:
         assert batch.label is not None
-        return prediction.argmax(dim=-1) == batch.label
-    assert batch.image is not None
-    error: Tensor = prediction.float() - network.normalize(batch.image)
-    return error.square().flatten(1).mean(dim=1)
+        values = prediction.argmax(dim=-1) == batch.label
+    else:
+        assert batch.image is not None
+        error: Tensor = prediction.float() - network.normalize(batch.image)
+        values = error.square().flatten(1).mean(dim=1)
+    if watch is not None:  # last: a batch that did not fit into memory comes again
+        watch.see(rows, prediction, network, is_label)
+    return values

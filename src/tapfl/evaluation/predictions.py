@@ -66,8 +66,8 @@ class Watch:
             return
         # A stable order: among equals the first label leads, as it does in argmax.
         best = some.sort(dim=-1, descending=True, stable=True).indices[:, :TOP]
-        self._labels.append(best)
         self._probabilities.append(some.float().softmax(dim=-1).gather(1, best))
+        self._labels.append(best)
 
     def read(self, written: Sequence[str]) -> None:
         """Take what is wanted of all the texts that were written."""

@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tapfl.data.batches import TaskData
+from tapfl.data.batches import Rows, TaskData
 from tapfl.model.backbone import masked_mean
 from tapfl.model.encoder import ImageNormalizer
 from tapfl.model.foundation import Foundation
+from tapfl.tasks import Batch
 
 
 @torch.no_grad()
@@ -29,13 +30,13 @@ def linear_probe(foundation: Foundation, train: TaskData, test: TaskData,
 
 
 def _features(foundation: Foundation, data: TaskData, modality: str) -> tuple[Tensor, Tensor]:
-    encoder, normalize, found = foundation.encoders[modality], ImageNormalizer(), []
-    for _, batch in data.in_order(256):
+    encoder, normalize = foundation.encoders[modality], ImageNormalizer()
+
+    def features(_: Rows, batch: Batch) -> Tensor:
         if modality == "image":
             assert batch.image is not None
-            tokens, mask = encoder(normalize(batch.image)), None
-        else:
-            tokens, mask = encoder(batch.text, batch.text_mask), batch.text_mask
-        found.append(masked_mean(tokens, mask).double())
+            return masked_mean(encoder(normalize(batch.image)), None).double()
+        return masked_mean(encoder(batch.text, batch.text_mask), batch.text_mask).double()
+
     assert data.labels is not None
-    return torch.cat(found), data.labels
+    return torch.cat(data.in_batches(256, features)), data.labels

@@ -132,8 +132,9 @@ class ClientModel:
         with predicting:
             if spec.kind == "text_generation":
                 return [{"text": written} for written in self._evaluator.write(self.network, data)]
-            found = [self.network(task, batch).prediction.float().cpu()
-                     for _, batch in data.in_order(self.card.config.evaluation.batch_size)]
+            found = data.in_batches(
+                self.card.config.evaluation.batch_size,
+                lambda _, batch: self.network(task, batch).prediction.float().cpu())
         prediction = torch.cat(found)
         if spec.is_classification:
             return [self._labelled(task, row) for row in prediction.softmax(dim=-1)]
