@@ -51,18 +51,45 @@ def test_copies_are_independent(store):
     assert (value(again), again[1]) == (1, {"h": [1.0]})
 
 
-def test_methods_that_save_one_state_share_a_copy_until_it_changes(store):
+def test_methods_that_save_one_state_share_a_copy(store):
     mine = state(1)
     store.save("tap", "a", 0, mine, {"h": 1})
     store.save("tap-nokd", "a", 0, mine, {"h": 2})
-    first, second = (store._states[owner, "a"][0][0] for owner in ("tap", "tap-nokd"))
-    assert first is second
-    mine["backbone"].fill_(9)  # a method of the user's own may go on with what it saved
-    store.save("tap-merge", "a", 0, mine, {})
-    assert [value(store.load(owner, "a", as_of=0))
-            for owner in ("tap", "tap-nokd", "tap-merge")] == [1, 1, 9]
+    first, second = (store._states[owner, "a"][0] for owner in ("tap", "tap-nokd"))
+    assert first[0] is second[0]
+    assert [json.loads(notes) for _, notes in (first, second)] == [{"h": 1}, {"h": 2}]
     store.prune("tap", "a", 0, kept=())
-    assert not store._saved  # the turn is over: nothing holds on to the device's memory
+    assert not store._saved  # the turn is over
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_method_that_changes_and_saves_its_state_again_keeps_both(store, mode):
+    with mode():
+        mine = state(1)
+        store.save("own", "a", 0, mine, {})
+        mine["backbone"].data.fill_(9)  # no counter of changes sees this
+        store.save("own", "a", 1, mine, {})
+    assert [value(store.load("own", "a", as_of=r)) for r in (0, 1)] == [1, 9]
+
+
+def test_variants_of_tap_keep_one_x(tmp_path):
+    seen = []
+
+    class Watched(MemoryStore):
+        def prune(self, *more, **kept):
+            seen.append({owner: versions[max(versions)][0]
+                         for (owner, client), versions in self._states.items()
+                         if client == "shapes"})
+            super().prune(*more, **kept)
+
+    config = tiny_experiment(tmp_path, methods=["tap", "tap-nokd", "tap-soft"],
+                             train={"rounds": 2, "local_steps": 1}, post={"steps": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tapfl.engine.site.MemoryStore", Watched)
+        run(_without(config), tmp_path / "out")
+    last = next(states for states in reversed(seen) if states)
+    assert last["tap"] is last["tap-nokd"]
+    assert last["tap-soft"] is not last["tap"]
 
 
 def test_a_turn_sees_the_state_before_it_until_it_is_over(store):

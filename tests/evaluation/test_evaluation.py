@@ -61,6 +61,29 @@ def test_a_batch_that_does_not_fit_into_memory_is_evaluated_in_halves(tmp_path, 
             assert np.array_equal(getattr(found, name), getattr(wanted, name)), name
 
 
+def test_memory_that_runs_out_at_a_batchs_end_counts_no_prediction_twice(tmp_path, monkeypatch):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    network, evaluator = run.method.network, run.worker.evaluator
+    _, test = run.federation.splits["agnews"]
+    rows = np.arange(len(test))
+    expected, seen = Watch(rows), Watch(rows)
+    evaluator(network, test, expected)
+    gather, left = torch.Tensor.gather, [1]
+
+    def once(*given):  # the last step of looking at a batch
+        if left:
+            left.pop()
+            raise torch.cuda.OutOfMemoryError
+        return gather(*given)
+
+    monkeypatch.setattr(torch.Tensor, "gather", once)
+    evaluator(network, test, seen)
+    assert not left
+    wanted, found = expected.predictions(), seen.predictions()
+    assert np.array_equal(found.labels, wanted.labels)
+    assert found.probabilities == pytest.approx(wanted.probabilities, rel=1e-5)
+
+
 def test_memory_that_does_not_suffice_for_one_sample_is_an_error(tmp_path, monkeypatch):
     run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
     tried = []

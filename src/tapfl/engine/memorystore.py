@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from tapfl.blocks import BlockState
 from tapfl.engine.clientstore import ClientStore, Key
@@ -24,8 +25,10 @@ class MemoryStore(ClientStore):
         super().__init__(folder, device=device)
         # A client's states by round. Notes are JSON, so that they come back as from a file.
         self._states: dict[Key, dict[int, tuple[BlockState, str]]] = {}
-        # What was saved in this turn: methods that trained one X together keep one copy of it.
-        self._saved: list[tuple[BlockState, list[int], BlockState]] = []
+        # Who saved a state in this turn, and the copy. Methods that get one X from a memo, which
+        # nobody changes, share it.
+        self._saved: WeakKeyDictionary[BlockState, tuple[set[str], BlockState]] = (
+            WeakKeyDictionary())
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -45,7 +48,7 @@ class MemoryStore(ClientStore):
              notes: Mapping[str, Any]) -> None:
         """Keep a copy of a client's state as of a round, in the host's memory."""
         self._states.setdefault((owner, client), {})[round_] = (
-            self._in_memory(state), json.dumps(notes))
+            self._in_memory(owner, state), json.dumps(notes))
 
     def prune(self, owner: str, client: str, as_of: int, kept: Iterable[int]) -> None:
         """Drop all but the newest: without checkpoints nobody goes back to a round."""
@@ -54,14 +57,13 @@ class MemoryStore(ClientStore):
         for version in sorted(v for v in versions if v <= as_of)[:-1]:
             del versions[version]
 
-    def _in_memory(self, state: BlockState) -> BlockState:
-        """Return a copy in the host's memory: the one there is, if the state has not changed."""
-        changes = [value._version for value in state.values()]
-        for saved, then, copy in self._saved:
-            if saved is state and then == changes:
-                return copy
-        self._saved.append((state, changes, _copy(state, "cpu")))
-        return self._saved[-1][2]
+    def _in_memory(self, owner: str, state: BlockState) -> BlockState:
+        """Return a copy in the host's memory; who saves a state again may have changed it."""
+        owners, copy = self._saved.get(state, ({owner}, None))
+        if copy is None or owner in owners:
+            owners, copy = self._saved[state] = (set(), _copy(state, "cpu"))
+        owners.add(owner)
+        return copy
 
 
 def _copy(state: BlockState, device: str) -> BlockState:

@@ -31,7 +31,7 @@ Objective = Callable[[Network, Sequence[TaskBatch]], tuple[Tensor, dict[str, Ten
 Losses = dict[str, Tensor]
 Body = Callable[[Sequence[TaskBatch]], Losses]
 F = TypeVar("F", bound=Callable[..., Any])
-MAX_GRAPHS = 512  # a run of the paper's federation has 250 to 310 kinds of steps
+MAX_GRAPHS = 512  # nine methods on the paper's federation meet 250 to 310 kinds of steps
 
 
 def graph_safe(function: F) -> F:
