@@ -94,7 +94,9 @@ class Batch:
     boolean mask that is true on real tokens (no mask: nothing is padded); ``label`` is ``(B,)``.
     ``real (B,)`` is true on samples that count (None: all do); the others only round the shape up.
     ``whole (2,)`` is set on a piece of a batch: how many samples and answer tokens of the whole
-    batch count. Means are then sums over the piece divided by these, and add up.
+    batch count. Means are then sums over the piece divided by these, and add up. ``places (N,)``
+    says where in the answers, the first token left out and all rows laid end to end, a token may
+    count: all that do are there, and some that only round the shape up. None means everywhere.
     """
 
     image: Tensor | None = None
@@ -105,12 +107,20 @@ class Batch:
     answer_mask: Tensor | None = None
     real: Tensor | None = None
     whole: Tensor | None = None
+    places: Tensor | None = None
 
     def __len__(self) -> int:
         for value in (self.image, self.text):
             if value is not None:
                 return len(value)
         return 0
+
+    def real_targets(self) -> Tensor | None:
+        """Return which tokens of the answers count as targets, ``(B, T - 1)``, if any do not."""
+        if self.answer_mask is None:
+            return None
+        targets = self.answer_mask[:, 1:]
+        return targets if self.real is None else targets & self.real[:, None]
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on ``device``."""
@@ -143,7 +153,7 @@ def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | Non
     """Return the loss of the task's kind, the mean over samples (over real tokens for text).
 
     ``prediction`` and ``target`` are class logits and labels, next-token logits and token ids
-    (``mask`` is true where the target is no padding), or two images. ``real`` and ``whole`` are as
+    (``mask`` is true where the target counts), or two images. ``real`` and ``whole`` are as
     in a batch. ``entropies``, if given, is another way to the loss of every token.
     """
     import torch.nn.functional as F
@@ -159,7 +169,7 @@ def task_loss(task: Task, prediction: Tensor, target: Tensor, mask: Tensor | Non
     if not task.is_classification:
         if mask is not None:
             target = target.masked_fill(~mask, -100)
-        prediction, target = prediction.flatten(0, 1), target.flatten()
+        prediction, target = prediction.flatten(0, -2), target.flatten()
         if entropies is not None:
             count = (target >= 0).sum() if whole is None else whole[1]
             return entropies(prediction, target).sum() / count

@@ -46,7 +46,7 @@ class StepFlops:
 def _count(network: Network, task: str, batch: Batch) -> tuple[int, int]:
     network.zero_grad()
     with FlopCounterMode(display=False) as counter:
-        loss = network.loss(task, network(task, batch), batch)
+        loss = network.loss(task, network(task, batch, counted=True), batch)
         forward = counter.get_total_flops()
         loss.backward()  # type: ignore[no-untyped-call]
         return forward, counter.get_total_flops()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -61,13 +61,28 @@ class Texts:
              rounded: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return the ids of some rows and where they are real (None: everywhere)."""
         lengths = self.lengths[rows]
-        longest = int(lengths.max())
-        if rounded:
-            longest = min(bucket_length(longest), self.ids.shape[1])
+        longest = self._rounded(lengths) if rounded else int(lengths.max())
         ids = self.ids[index, :longest].long()
         if not rounded and int(lengths.min()) == longest:
             return ids, None
         return ids, torch.arange(longest, device=ids.device) < self.sizes[index][:, None]
+
+    def places(self, rows: Rows, count: int) -> Rows | None:
+        """Return ``Batch.places`` of some rows, rounded; all but the first ``count`` only pad.
+
+        How many they are is rounded up to quarters of all; None if that is all of them.
+        """
+        lengths = self.lengths[rows]
+        targets = np.arange(1, self._rounded(lengths)) < lengths[:, None]
+        targets[count:] = False
+        quarter = -(-targets.size // 4)
+        wanted = -(-int(targets.sum()) // quarter) * quarter
+        if wanted >= targets.size:
+            return None
+        return np.argsort(~targets.ravel(), kind="stable")[:wanted]
+
+    def _rounded(self, lengths: Rows) -> int:
+        return min(bucket_length(int(lengths.max())), self.ids.shape[1])
 
 
 @dataclass
@@ -259,26 +274,43 @@ class ClientData:
         return dealt
 
     def _on_device(self, draws: Sequence[Draw], size: int) -> Iterator[list[TaskBatch]]:
-        """Send all row numbers at once; then make minibatches of rounded shapes from them."""
+        """Send all numbers of rows and places at once; then make minibatches of rounded shapes."""
         mixed = len(self.holdings) > 1
-        padded = [[(data, _pad(rows) if mixed else rows) for data, rows in draw] for draw in draws]
-        flat = [rows for draw in padded for _, rows in draw]
+        shares = [[_Share.of(data, rows, mixed) for data, rows in draw] for draw in draws]
+        flat = [numbers for draw in shares for share in draw
+                for numbers in (share.rows, share.places) if numbers is not None]
         device = self.holdings[0][0].device
         host = torch.from_numpy(np.concatenate([np.arange(0), *flat]))
         if device.type == "cuda":
             host = host.pin_memory()
         sent = iter(torch.split(host.to(device, non_blocking=True),
-                                [len(rows) for rows in flat]))
-        for draw, wide in zip(draws, padded, strict=True):
+                                [len(numbers) for numbers in flat]))
+        for draw in shares:
             parts = []
-            for (data, rows), (_, more) in zip(draw, wide, strict=True):
-                batch, count = data.batch(more, next(sent), rounded=True), len(rows)
+            for share in draw:
+                batch = share.data.batch(share.rows, next(sent), rounded=True)
+                batch.places = None if share.places is None else next(sent)
                 weight: float | Tensor = 1.0
                 if mixed:
-                    batch.real = torch.arange(len(more), device=device) < count
-                    weight = torch.full((), count / size, device=device)
-                parts.append(TaskBatch(data.task.name, batch, weight, count))
+                    batch.real = torch.arange(len(share.rows), device=device) < share.samples
+                    weight = torch.full((), share.samples / size, device=device)
+                parts.append(TaskBatch(share.data.task.name, batch, weight, share.samples))
             yield parts
+
+
+class _Share(NamedTuple):
+    """A task's share of a minibatch of rounded shape: its samples, then rows that only pad."""
+
+    data: TaskData
+    rows: Rows
+    samples: int
+    places: Rows | None
+
+    @classmethod
+    def of(cls, data: TaskData, rows: Rows, mixed: bool) -> _Share:
+        wide = _pad(rows) if mixed else rows
+        places = None if data.answers is None else data.answers.places(wide, len(rows))
+        return cls(data, wide, len(rows), places)
 
 
 def _pad(rows: Rows) -> Rows:

@@ -46,6 +46,8 @@ class SummedDivergence(Tap):
 
 
 class _Summed(Distillation):
+    counted: ClassVar[bool] = False
+
     def divergence(self, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
         """Return the KL of a sample, summed over all its distributions; the mean over samples."""
         p, q = (F.log_softmax(at_least_fp32(x), dim=-1) for x in (teacher, student))

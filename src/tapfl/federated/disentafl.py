@@ -34,7 +34,7 @@ class DisentAFL(FederatedMethod):
                    parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
         losses, latents, real = {}, [], []
         for part in parts:
-            outputs = network(part.task, part.batch, latents=True)
+            outputs = network(part.task, part.batch, latents=True, counted=True)
             losses[part.task] = network.loss(part.task, outputs, part.batch)
             latents += list(outputs.latents.values())
             real += [part.batch.real] * len(outputs.latents)

@@ -17,10 +17,10 @@ def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: floa
     p = F.log_softmax(at_least_fp32(teacher) / temperature, dim=-1)
     q = F.log_softmax(at_least_fp32(student) / temperature, dim=-1)
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(dim=-1)
-    if batch.answer_mask is None or kl.shape != batch.answer_mask[:, 1:].shape:
+    real = batch.real_targets()
+    if real is None:
         return temperature**2 * mean_of_real(kl, batch.real, batch.whole)
-    real = batch.answer_mask[:, 1:]
-    if batch.real is not None:
-        real = real & batch.real[:, None]
+    if kl.shape != real.shape:  # of the places alone
+        real = real.flatten()[batch.places]
     count = real.sum() if batch.whole is None else batch.whole[1]
     return temperature**2 * (kl * real).sum() / count

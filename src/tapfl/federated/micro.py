@@ -62,7 +62,7 @@ def split(part: TaskBatch, most: int) -> list[TaskBatch]:
     for start in range(0, rows, size):
         batch = Batch(**{f.name: None if (v := getattr(part.batch, f.name)) is None
                          else v[start:start + size] for f in dataclasses.fields(Batch)})
-        batch.whole = counts
+        batch.whole, batch.places = counts, None  # places are those of the whole
         samples = max(0, min(len(batch), part.samples - start))
         pieces.append(dataclasses.replace(part, batch=batch, samples=samples, start=start))
     return pieces

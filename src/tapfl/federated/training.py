@@ -20,8 +20,8 @@ from tapfl.model.network import Network
 def task_objective(network: Network,
                    parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the paper's local loss: the sum of lambda_o times the loss of task o."""
-    losses = {part.task: network.loss(part.task, network(part.task, part.batch), part.batch)
-              for part in parts}
+    losses = {part.task: network.loss(part.task, network(part.task, part.batch, counted=True),
+                                      part.batch) for part in parts}
     return weighted(losses, parts), losses
 
 

@@ -90,8 +90,11 @@ class TextHead(nn.Module):
         key, value = self.key_value(condition).chunk(2, dim=-1)
         return Cache((key, value), None if mask is None else mask[:, None, None, :])
 
-    def forward(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Return next-token logits for ``ids``, which follow what the cache has seen."""
+    def forward(self, ids: Tensor, cache: Cache, places: Tensor | None = None) -> Tensor:
+        """Return next-token logits for ``ids``, which follow what the cache has seen.
+
+        With ``places (N,)`` among all rows laid end to end, only for these: ``(N, words)``.
+        """
         step = ids.shape[1]
         position = torch.arange(cache.length, cache.length + step, device=ids.device)
         x = self.tokens(ids) + self.positions(position)
@@ -109,6 +112,8 @@ class TextHead(nn.Module):
         x = x + self.condition_out(attention(self.query(self.norm2(x)), *cache.condition,
                                              cache.mask, self.condition_heads))
         x = x + self.down(F.gelu(self.up(self.norm3(x)), approximate="tanh"))
+        if places is not None:
+            x = x.flatten(0, 1).index_select(0, places)
         weight = self.tokens.weight if self.output is None else self.output.weight
         return F.linear(self.norm(x), weight)
 

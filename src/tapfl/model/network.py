@@ -43,7 +43,8 @@ from tapfl.tasks import (
 class Outputs:
     """The outputs of the network for a batch.
 
-    ``prediction`` holds class logits, next-token logits or images. ``latents`` (on request) are
+    ``prediction`` holds class logits, next-token logits (on request only at the batch's ``places``,
+    where that is set) or images. ``latents`` (on request) are
     the private path's mean tokens after stage 1, by modality, for DisentAFL.
     """
 
@@ -105,12 +106,13 @@ class Network(nn.Module):
                             tied=self.config.decoder.tie_embeddings)
         return classification_head(self.foundation.head, width, self.ownership.task(name).classes)
 
-    def forward(self, task: str, batch: Batch, latents: bool = False) -> Outputs:
-        """Return the outputs of a batch of one task."""
+    def forward(self, task: str, batch: Batch, latents: bool = False,
+                counted: bool = False) -> Outputs:
+        """Return the outputs of a batch of one task; ``counted`` omits most tokens of padding."""
         spec = self.ownership.task(task)
         tokens, after = self.encode(spec, batch)
         with self._autocast(tokens.values):
-            prediction = self._decode(spec, tokens, batch)
+            prediction = self._decode(spec, tokens, batch, batch.places if counted else None)
         if not latents:
             return Outputs(prediction, {})
         private = after.first()
@@ -118,9 +120,14 @@ class Network(nn.Module):
 
     def loss(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the task's loss, unweighted."""
-        spec = self.ownership.task(task)
-        return task_loss(spec, outputs.prediction, *self._target(spec, batch), batch.real,
-                         batch.whole, self._entropies())
+        spec, prediction, real = self.ownership.task(task), outputs.prediction, batch.real
+        target, mask = self._target(spec, batch)
+        if spec.kind == TEXT_GENERATION and prediction.dim() == 2:  # of the places alone
+            counts = batch.real_targets()
+            assert counts is not None
+            target, mask = (x.flatten()[batch.places] for x in (target, counts))
+            real = None
+        return task_loss(spec, prediction, target, mask, real, batch.whole, self._entropies())
 
     def sample_losses(self, task: str, outputs: Outputs, batch: Batch) -> Tensor:
         """Return the loss of every sample."""
@@ -197,7 +204,7 @@ class Network(nn.Module):
             adapter)
         return tokens
 
-    def _decode(self, task: Task, tokens: Tokens, batch: Batch) -> Tensor:
+    def _decode(self, task: Task, tokens: Tokens, batch: Batch, places: Tensor | None) -> Tensor:
         head = self.blocks[decoder_block(task)]
         if task.kind != TEXT_GENERATION:
             prediction: Tensor = head(tokens.pool(tokens.values))
@@ -207,7 +214,7 @@ class Network(nn.Module):
         if answer.shape[1] - 1 > head.max_length:
             raise TapflError(f"answer of {answer.shape[1]} tokens is longer than the "
                              f"{head.max_length} that {self.foundation.name} allows")
-        logits: Tensor = head(answer[:, :-1], head.start(tokens.values, tokens.mask))
+        logits: Tensor = head(answer[:, :-1], head.start(tokens.values, tokens.mask), places)
         return logits
 
     def _autocast(self, like: Tensor) -> contextlib.AbstractContextManager[Any]:

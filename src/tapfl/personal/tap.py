@@ -189,6 +189,7 @@ class Distillation:
     """The loss of stage 2 (paper eq. kd-loss): sum of lambda_o l_o plus sum of beta_o KD_o."""
 
     graph_safe = True
+    counted: ClassVar[bool] = True  # whether tokens of padding may be omitted
 
     def __init__(self, teacher: Network, context: Context) -> None:
         self.teacher, self.context = teacher, context
@@ -199,10 +200,10 @@ class Distillation:
         settings, tasks = self.context.config.tap, self.context.tasks
         losses, extra = {}, []
         for part in parts:
-            outputs = network(part.task, part.batch)
+            outputs = network(part.task, part.batch, counted=self.counted)
             losses[part.task] = network.loss(part.task, outputs, part.batch)
             with torch.no_grad():
-                taught = self.teacher(part.task, part.batch).prediction
+                taught = self.teacher(part.task, part.batch, counted=self.counted).prediction
             weight = settings.distill_weights.of(tasks[part.task].kind)
             extra.append(weight * self.divergence(taught, outputs.prediction, part.batch))
         return weighted(losses, parts) + torch.stack(extra).sum(), losses
