@@ -294,3 +294,9 @@ def test_the_loss_of_text_by_a_kernel_is_the_plain_one(task):
             loss = network.loss(task, Outputs(logits, {}), one)
             found.append((loss.detach(), torch.autograd.grad(loss, logits)[0]))
         torch.testing.assert_close(*found, atol=1e-6, rtol=1e-5)
+    # At some places alone: all targets that count are there, and some that do not.
+    some = dataclasses.replace(batches[2], places=torch.arange(15, device=DEVICE)[[
+        *range(5), *range(6, 15)]])
+    few = logits.flatten(0, 1)[some.places]
+    loss = network.loss(task, Outputs(few, {}), some)
+    torch.testing.assert_close(loss, network.loss(task, Outputs(logits, {}), batches[2]))
