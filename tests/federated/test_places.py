@@ -50,6 +50,13 @@ def test_outputs_have_all_places_unless_asked(run):
         divergence(few, other.flatten(0, 1)[batch.places], batch), divergence(whole, other, batch))
 
 
+def test_labels_of_a_batch_that_has_answers_too_are_compared_by_samples(run):
+    (part, *_) = minibatch(run.federation.find("words"), rounded=True, size=9)
+    without = dataclasses.replace(part.batch, answer=None, answer_mask=None, places=None)
+    logits = torch.randn(2, len(part.batch), 4, dtype=torch.float64)
+    assert divergence(*logits, part.batch) == divergence(*logits, without)
+
+
 def test_padding_of_the_places_alone_does_not_count(run):
     """Whatever is predicted there, the loss stays."""
     (part, *_) = minibatch(run.federation.find("words"), rounded=True, size=9)

@@ -18,9 +18,9 @@ def divergence(teacher: Tensor, student: Tensor, batch: Batch, temperature: floa
     q = F.log_softmax(at_least_fp32(student) / temperature, dim=-1)
     kl = F.kl_div(q, p, log_target=True, reduction="none").sum(dim=-1)
     real = batch.real_targets()
-    if real is None:
-        return temperature**2 * mean_of_real(kl, batch.real, batch.whole)
-    if kl.shape != real.shape:  # of the places alone
+    if real is not None and batch.places is not None and kl.shape == batch.places.shape:
         real = real.flatten()[batch.places]
+    if real is None or kl.shape != real.shape:
+        return temperature**2 * mean_of_real(kl, batch.real, batch.whole)
     count = real.sum() if batch.whole is None else batch.whole[1]
     return temperature**2 * (kl * real).sum() / count

@@ -74,12 +74,9 @@ def counted(batch: Batch) -> Tensor:
     real = batch.real
     if real is None:
         real = torch.ones(len(batch), dtype=torch.bool, device=device)
-    if batch.answer is None:
-        tokens = torch.zeros_like(real)
-    elif batch.answer_mask is None:
-        tokens = real * (batch.answer.shape[1] - 1)
-    else:
-        tokens = batch.answer_mask[:, 1:] & real[:, None]
+    tokens = batch.real_targets()
+    if tokens is None:  # no answers, or none is padded
+        tokens = real * (0 if batch.answer is None else batch.answer.shape[1] - 1)
     return torch.stack([real.sum(), tokens.sum()])
 
 
