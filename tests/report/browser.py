@@ -36,7 +36,7 @@ class Browser:
         os.close(to_read)
         os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, None
-        self.problems, self.requests, self.loaded = [], [], False
+        self.problems, self.requests, self.loaded, self._complete = [], [], False, 0
         target = next(t for t in self.call("Target.getTargets")["targetInfos"]
                       if t["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=target["targetId"],
@@ -76,6 +76,9 @@ class Browser:
             self.requests.append(parameters["request"]["url"])
         elif method == "Page.loadEventFired":
             self.loaded = True
+        elif method == "Browser.downloadProgress" and parameters["state"] != "inProgress":
+            assert parameters["state"] == "completed", parameters
+            self._complete += 1
 
     def open(self, url):
         """Open a page; return how many seconds it took to load."""
@@ -106,7 +109,15 @@ class Browser:
 
     def downloads(self, folder):
         """Let downloads go to a folder."""
-        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder),
+                  eventsEnabled=True)
+
+    def download(self, script):
+        """Run a script that saves one file; return when the file is complete."""
+        before = self._complete
+        self.evaluate(script)
+        while self._complete == before:
+            self._note(self._next())
 
     def close(self):
         with contextlib.suppress(AssertionError, OSError):
