@@ -48,6 +48,7 @@ def test_model_table(capsys):
     assert "random" not in out
 
 
+@pytest.mark.long
 def test_counting_full_size_models_takes_no_memory():
     code = ("import resource, sys, tapfl.cli as c\n"
             "for preset in ('mini', 'flava'):\n"

@@ -27,8 +27,8 @@ def test_own_method(tmp_path, capsys):
     (tmp_path / "prox.py").write_text(code)
     (tmp_path / "prox.yaml").write_text(settings)
     assert main(["run", str(tmp_path / "prox.yaml"), "--out", str(tmp_path / "out"),
-                 "--threads", "1", "--set", "data.train=240", "--set", "data.test=12",
-                 "--set", "train.rounds=4"]) == 0
+                 "--threads", "1", "--set", "data.test=12", "--set", "train.rounds=2",
+                 "--no-report"]) == 0
     out = capsys.readouterr().out
     assert "prox:FedProx+tap" in out
     methods = {line.split(",")[1] for line in

@@ -26,7 +26,8 @@ def bench(tmp_path, *arguments):
 
 
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.long) if name == "scale" else name for name in COLUMNS])
+    pytest.param(name, marks=pytest.mark.long) if name in ("scale", "evaluate") else name
+    for name in COLUMNS])
 def test_every_benchmark(name, tmp_path, capsys):
     report = bench(tmp_path, name)
     assert report["columns"] == COLUMNS[name]

@@ -61,6 +61,7 @@ def test_who_is_evaluated_when(curved):
         assert event["samples"] == 4
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_the_same_curves(tmp_path, curved):
     config, folder = curved
     with pytest.raises(KeyboardInterrupt):

@@ -54,7 +54,8 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("backbone", ["routed", "standard"])
+@pytest.mark.parametrize("backbone", [
+    "routed", pytest.param("standard", marks=pytest.mark.long)])
 @pytest.mark.parametrize("method", ["local", "fedavg", "perfedavg", "disentafl", "feddat",
                                     "fedprox", "fedper", "fedrep", "fedala"])
 def test_golden_losses_of_every_method(tmp_path, method, backbone):

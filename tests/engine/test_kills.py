@@ -73,6 +73,7 @@ def storm(folder, config, kills, seed=5):
     raise AssertionError(f"{killed} of {kills} kills")
 
 
+@pytest.mark.long
 def test_killed_at_two_random_points(tmp_path):
     """The resumed run's results, events and models are those of an undisturbed one."""
     config = tiny_experiment(tmp_path, methods=["local", "tap"], train={"local_steps": 1},

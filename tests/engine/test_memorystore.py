@@ -130,7 +130,8 @@ def test_results_and_models_are_those_of_a_run_with_checkpoints(calm, tmp_path):
     assert not seen  # nothing of a client was on disk, nor a checkpoint
 
 
-@pytest.mark.parametrize("stop", [Stop(at_round=1), Stop(at_client=2)])
+@pytest.mark.parametrize("stop", [
+    pytest.param(Stop(at_round=1), marks=pytest.mark.long), Stop(at_client=2)])
 def test_an_interrupted_run_starts_again(calm, tmp_path, stop):
     config, expected = calm
     with pytest.raises(KeyboardInterrupt):

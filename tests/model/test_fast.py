@@ -57,7 +57,8 @@ def passes(network, task, batch, quick):
 
 
 @pytest.mark.parametrize(("name", "sections", "task"), [
-    ("flava", {}, "pets"), pytest.param("flava", {}, "vqa", marks=pytest.mark.long),
+    pytest.param("flava", {}, "pets", marks=pytest.mark.long),
+    pytest.param("flava", {}, "vqa", marks=pytest.mark.long),
     pytest.param("flava", {"backbone": {"layers_per_stage": 2}}, "vqa", marks=pytest.mark.long),
     ("flava", {"backbone": {"kind": "standard"}}, "news"),
     pytest.param("pair", {}, "vqa", marks=pytest.mark.long),

@@ -61,6 +61,7 @@ def test_a_node_knows_the_run_that_it_was_in(before):
     assert read_record(folder / "node1").id == read_record(folder / "there").id != ""
 
 
+@pytest.mark.long
 def test_everybody_goes_on_with_a_newcomer_as_in_one_process(before, tmp_path):
     config, folder = before
     here = run(larger(config, tmp_path, 5, folder / "here"), tmp_path / "here", device="cpu")

@@ -156,7 +156,8 @@ def test_the_run_is_the_same_whatever_the_method(tmp_path):
     assert_same(tmp_path / "alone", tmp_path / "run")
 
 
-@pytest.mark.parametrize("dies", [{1}, {2, 9, 20, 33}])
+@pytest.mark.parametrize("dies", [
+    {1}, pytest.param({2, 9, 20, 33}, marks=pytest.mark.long)])
 def test_a_dead_worker_changes_nothing(alone, tmp_path, dies):
     pool, said = Here(2, dies), []
     through(pool, setting(alone), tmp_path / "run", notify=said.append)
@@ -194,7 +195,8 @@ def test_a_personal_model_that_is_lost_twice_stays_as_it_was(alone, tmp_path):
     assert 0 not in replaced
 
 
-@pytest.mark.parametrize("again", [3, None])
+@pytest.mark.parametrize("again", [
+    3, pytest.param(None, marks=pytest.mark.long)])
 def test_a_killed_run_goes_on_with_other_workers(alone, tmp_path, monkeypatch, again):
     """Also in one process; what was left behind after the checkpoint does not count."""
     config = setting(alone)
