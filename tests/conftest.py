@@ -17,6 +17,8 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, slowly
 
+os.fsync = lambda descriptor: None  # no test takes the power away, and disks are slow
+
 from tapfl.config import Config
 from tapfl.model.foundation import build_foundation
 from tapfl.model.network import build_network
@@ -95,8 +97,9 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [i for i in items if not i.get_closest_marker("long")]
 
 
-def pytest_collection_finish(session):
-    """Keep what the imports made out of later collections: every run collects garbage."""
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """Keep what imports made out of later collections: every run collects garbage."""
     gc.collect()
     gc.freeze()
 

@@ -48,7 +48,7 @@ def tiny_experiment(folder: Path, **sections) -> Config:
         "train": {"rounds": 4, "cohort": 2, "local_steps": 2, "batch_size": 5,
                   "lr_initial": 1e-3, "lr": 5e-3, "warmup_rounds": 2},
         "post": {"steps": 2},
-        "evaluation": {"batch_size": 6, "max_new_tokens": 4},
+        "evaluation": {"batch_size": 6, "max_new_tokens": 4, "samples": 2},
         "checkpoint": {"every": 2},
     }
     for key, value in sections.items():

@@ -85,7 +85,7 @@ def test_before_it_left_everything_is_as_usual(left, tmp_path):
     assert events[0] == events[1]
 
 
-@pytest.mark.parametrize("at_round", [2, 4])
+@pytest.mark.parametrize("at_round", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_a_killed_run_lets_it_leave_in_the_same_round(left, tmp_path, monkeypatch, at_round):
     """Killed before, in and after the round: it goes back to a checkpoint before the departure."""
     config, out, _ = left

@@ -91,7 +91,8 @@ def test_the_time_of_a_killed_piece_counts(out, calm):
     assert 1050 < record["seconds"] < 1150
 
 
-@pytest.mark.parametrize("stop", [Stop(at_round=0), Stop(at_round=3), Stop(at_client=2)])
+@pytest.mark.parametrize("stop", [
+    pytest.param(Stop(at_round=0), marks=pytest.mark.long), Stop(at_round=3), Stop(at_client=2)])
 def test_ctrl_c_commits_and_resumes(tmp_path, calm, stop):
     config, expected = calm
     with pytest.raises(KeyboardInterrupt):

@@ -66,7 +66,9 @@ def _swap(one, other):
     other.write_bytes(first)
 
 
-@pytest.mark.parametrize("damage", [_flip, lambda path: path.unlink()], ids=["flip", "delete"])
+@pytest.mark.parametrize("damage", [
+    pytest.param(_flip, id="flip"),
+    pytest.param(lambda path: path.unlink(), id="delete", marks=pytest.mark.long)])
 def test_damaged_client_state_never_changes_results(out, calm, damage):
     """It falls back to the checkpoint before."""
     config, expected = calm
@@ -144,6 +146,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path, calm):
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
 
 
+@pytest.mark.long
 def test_sigterm_ends_like_ctrl_c(tmp_path, calm):
     (tmp_path / "c.yaml").write_text(json.dumps(calm[0].model_dump(mode="json")))
     out = tmp_path / "out"

@@ -60,6 +60,7 @@ def test_bertscore_is_the_librarys_sentence_by_sentence():
         text_metrics(EvaluationConfig(metrics=["bertscore"], bertscore_model="/nowhere"), "cpu")
 
 
+@pytest.mark.long
 def test_meteor_is_the_librarys_sentence_by_sentence(monkeypatch):
     pytest.importorskip("nltk")
     from nltk.tokenize import NLTKWordTokenizer

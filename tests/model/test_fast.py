@@ -109,8 +109,8 @@ def factors(count, columns, inputs, outputs, cut=None):
                      for s in ((columns, inputs), (outputs, columns))), Dropout(), cut)
 
 
-@pytest.mark.parametrize("lora", [True, False])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("lora", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("checkpointing", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_norm_after_the_sum(lora, checkpointing):
     """Two layers, one after the other, whose paths branch in the first attention."""
     torch.manual_seed(0)

@@ -280,6 +280,7 @@ def _compare(tmp_path, oracle, **settings):
         _same(personalizer.after_federation(client, final), oracle.finish(client).blocks, final)
 
 
+@pytest.mark.long
 def test_a_last_move_by_losses_equals_its_oracle(tmp_path):
     _compare(tmp_path, WeighedOracle, methods=["tap"], tap={
         "final_share": "losses", "sharpness": 4, "end": "plain2"})

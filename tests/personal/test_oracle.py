@@ -114,7 +114,7 @@ def _same(state, module_dict, names):
         torch.testing.assert_close(state[name], expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.long), 0.2])
 def test_engine_equals_the_papers_algorithm(tmp_path, dropout):
     margins = {"image_classification": 0.0, "image_generation": 0.0, "text_classification": 0.0,
                "text_generation": 0.0}

@@ -176,7 +176,8 @@ def test_no_text_task_and_no_names(tmp_path):
     federation = ("tasks:\n  shapes: {kind: image_classification, modalities: [image], "
                   "classes: 2}\nclients:\n  - {name: only, tasks: {shapes: 1}}\n")
     config = tiny_experiment(tmp_path, methods=["fedavg"], data={"source": "synthetic"},
-                             train={"rounds": 1, "cohort": 1, "local_steps": 1})
+                             train={"rounds": 1, "cohort": 1, "local_steps": 1},
+                             evaluation={"samples": 6})
     (tmp_path / "federation.yaml").write_text(federation)
     run(config, tmp_path / "out")
     page = page_of(tmp_path / "out")

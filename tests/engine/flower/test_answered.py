@@ -96,7 +96,7 @@ def test_a_run_that_goes_on_answers_no_round_of_the_one_before(tmp_path):
     node.close()
 
 
-@pytest.mark.parametrize("nth", [4, 8])
+@pytest.mark.parametrize("nth", [pytest.param(4, marks=pytest.mark.long), 8])
 def test_a_server_that_is_killed_gets_the_same_answers_again(tmp_path, monkeypatch, nth):
     """In the first round, before any checkpoint, or in the third, after one."""
     config = small(tmp_path, privacy={"mode": "local", "noise": 1.0})

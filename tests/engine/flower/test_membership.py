@@ -111,6 +111,7 @@ def test_a_node_that_goes_on_does_not_fit_a_run_that_does_not(before, tmp_path):
     assert "configuration" in said
 
 
+@pytest.mark.long
 def test_a_client_leaves_as_in_one_process(before, tmp_path):
     config, _ = before
     here = run(config, tmp_path / "here", device="cpu",

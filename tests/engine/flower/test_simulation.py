@@ -126,7 +126,7 @@ def alone(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_the_run_is_the_same(alone, workers):
     pool = Here(workers)
     out = alone / f"workers{workers}"
