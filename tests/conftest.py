@@ -17,14 +17,13 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU, slowly
 
-os.fsync = lambda descriptor: None  # no test takes the power away, and disks are slow
-
 from tapfl.config import Config
 from tapfl.model.foundation import build_foundation
 from tapfl.model.network import build_network
 from tapfl.tasks import Batch, Task
 
 torch.set_num_threads(1)  # tests run side by side
+os.fsync = lambda descriptor: None  # no test takes the power away, and disks are slow
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
         "intermediate_size": 64}

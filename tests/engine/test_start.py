@@ -120,7 +120,8 @@ def test_the_record_says_what_it_went_on_from(whole, grown):
 
 
 @pytest.mark.parametrize("stop", [
-    pytest.param(Stop(at_round=4), id="round"), pytest.param(Stop(at_client=1), id="end", marks=pytest.mark.long)])
+    pytest.param(Stop(at_round=4), id="round"),
+    pytest.param(Stop(at_client=1), id="end", marks=pytest.mark.long)])
 def test_an_interruption_changes_nothing(whole, tmp_path, stop):
     """Once it has begun, the other run is not needed any more."""
     config, out = whole
