@@ -1,9 +1,13 @@
 """What may change when a run is continued: one list, and everything that reads it."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import tapfl
 from tapfl.config import Config
-from tapfl.engine.record import check_unchanged
+from tapfl.engine.record import RESULT_ROOMS, check_unchanged
 from tapfl.errors import TapflError
 from tests.engine.test_rounds import Fakes, rounds
 
@@ -40,3 +44,18 @@ def settings(folder, change):
     made.config = Config.model_validate(change)
     made.__post_init__()
     return made._settings
+
+
+def test_the_codes_checksum_covers_every_room_that_results_depend_on():
+    package = Path(tapfl.__file__).parent
+    files = [*package.glob("*.py"), *(p for room in RESULT_ROOMS for p in (package / room).glob(
+        "*.py"))]
+    above = {"__init__.py", "__main__.py", "pretrain.py", "verbs.py"}  # these use other rooms
+    for path in files:
+        if path.parent == package and path.name in above:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tapfl."):
+                room = node.module.split(".")[1]
+                if (package / room).is_dir():
+                    assert room in RESULT_ROOMS, f"{path} imports {node.module}"

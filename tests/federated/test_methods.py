@@ -8,9 +8,9 @@ from torch import nn
 from tapfl.blocks import BlockState
 from tapfl.federated.disentafl import disentanglement
 from tapfl.federated.feddat import Bottleneck
-from tapfl.federated.perfedavg import gradients, meta_gradient
+from tapfl.federated.perfedavg import meta_gradient
 from tapfl.federated.stepper import parameters_of
-from tapfl.federated.training import Tally, task_objective
+from tapfl.federated.training import Tally, gradients, task_objective
 from tests.experiment import FederatedRun, tiny_experiment
 
 

@@ -13,6 +13,7 @@ from tapfl.data.batches import TaskBatch
 from tapfl.engine.registry import plan
 from tapfl.errors import TapflError
 from tapfl.events import Message
+from tapfl.federated import training
 from tapfl.federated.micro import MicroBatches, split
 from tapfl.federated.proximal import Proximal
 from tapfl.federated.stepper import Stepper, backward
@@ -154,6 +155,27 @@ def test_methods_with_steps_of_their_own(tmp_path, name, sections):
     assert pieces[0] == pytest.approx(whole[0], rel=1e-7)
     for block in whole[1]:
         torch.testing.assert_close(pieces[1][block], whole[1][block], rtol=1e-6, atol=1e-8)
+
+
+def test_weights_of_fedala_are_learned_in_pieces(tmp_path, monkeypatch):
+    found, sizes = [], []
+    original = training.task_objective
+    monkeypatch.setattr(training, "task_objective", lambda network, parts: (
+        sizes.append(sum(len(part.batch) for part in parts)), original(network, parts))[1])
+    for micro in (None, 2):
+        sizes.clear()
+        run = build(tmp_path, "fedala", speed={"micro_batch": micro}, fedala={"lr": 50.0})
+        client, network = run.federation.find("looks"), run.method.network
+        run.method.initial.load_into(network.blocks)
+        run.method.train(client, 0)
+        run.method.initial.subset(run.method.owned(client)).load_into(network.blocks)  # W, again
+        run.method.adapt(client)
+        found.append(BlockState.extract(network.blocks))
+    assert max(sizes) <= 2
+    weights = [name for name in found[0] if name.startswith("ala/weight/")]
+    assert any((found[0][name] < 1).any() for name in weights)  # something was learned
+    for block in found[0]:
+        torch.testing.assert_close(found[1][block], found[0][block], rtol=1e-6, atol=1e-8)
 
 
 def test_apfl_in_pieces(tmp_path):

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from tapfl.blocks import BlockState
-from tapfl.federated.perfedavg import gradients
 from tapfl.federated.proximal import Proximal, squared_distance
 from tapfl.federated.stepper import parameters_of
-from tapfl.federated.training import task_objective
+from tapfl.federated.training import gradients, task_objective
 from tests.experiment import FederatedRun, tiny_experiment
 from tests.federated.test_stepper import Played
 

@@ -33,8 +33,8 @@ FILE = "run.json"
 FORMAT = 2
 MAX_BYTES = 64 << 20
 ELSEWHERE = "on the clients' machines"  # where a server's record says that data are
-RESULT_ROOMS = ("kernels", "privacy", "data", "model", "federated", "personal", "evaluation",
-                "engine")
+RESULT_ROOMS = ("settings", "kernels", "privacy", "data", "model", "federated", "personal",
+                "evaluation", "engine")
 
 
 class Times(BaseModel):

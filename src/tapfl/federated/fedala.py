@@ -17,15 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from tapfl.blocks import BlockState
-from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client, Member
 from tapfl.federated.context import Losses
 from tapfl.federated.fedper import is_decoder
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.perfedavg import gradients
 from tapfl.federated.stepper import Stepper, parameters_of
 from tapfl.federated.still import Still
-from tapfl.federated.training import Minibatch, local_training, task_objective
+from tapfl.federated.training import Minibatch, local_training, task_gradients
 from tapfl.model.network import Network
 
 TRAININGS = "ala/trainings"
@@ -89,14 +87,14 @@ class FedALA(FederatedMethod):
         mixture = self._mixture(decoders)
         mixture.mix()
 
-        def body(parts: Sequence[TaskBatch]) -> dict[str, Tensor]:
-            loss, losses = task_objective(self.network, parts)
-            mixture.learn(gradients(loss, parameters_of(self.network, decoders)), settings.lr)
-            mixture.mix()
-            return {task: value.detach() for task, value in losses.items()}
-
         def step(stepper: Stepper,
                  stream: Iterator[Minibatch]) -> tuple[Minibatch, dict[str, Tensor]]:
+            def body(parts: Minibatch) -> dict[str, Tensor]:
+                losses, slope = task_gradients(self.network, stepper, parts)
+                mixture.learn(slope, settings.lr)
+                mixture.mix()
+                return losses
+
             minibatch = next(stream)
             return minibatch, stepper.run("ala", body, minibatch)
 

@@ -14,7 +14,7 @@ from tapfl.data.federation import Client
 from tapfl.federated.context import Losses
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.stepper import Stepper
-from tapfl.federated.training import Minibatch, local_training, task_objective
+from tapfl.federated.training import Minibatch, local_training, task_gradients
 
 
 class PerFedAvg(FederatedMethod):
@@ -41,7 +41,7 @@ class PerFedAvg(FederatedMethod):
         parameters, seen = stepper.parameters, dict[str, Tensor]()
 
         def gradient(minibatch: Minibatch) -> list[Tensor]:
-            losses, found = self._gradient(stepper, minibatch)
+            losses, found = task_gradients(self.network, stepper, minibatch)
             if minibatch is batches[1]:
                 seen.update(losses)  # what the adapted model loses on data it has not seen
             return found
@@ -54,22 +54,6 @@ class PerFedAvg(FederatedMethod):
         stepper.move(parameters)
         return batches[1], seen
 
-    def _gradient(self, stepper: Stepper,
-                  minibatch: Minibatch) -> tuple[dict[str, Tensor], list[Tensor]]:
-        """Return the tasks' losses on a minibatch, and the gradients of what trains."""
-        total: list[Tensor] = []
-
-        def work(piece: Minibatch) -> dict[str, Tensor]:
-            loss, losses = task_objective(self.network, piece)
-            found = gradients(loss, stepper.parameters)
-            if total:
-                torch._foreach_add_(total, found)
-            else:
-                total.extend(found)
-            return {task: value.detach() for task, value in losses.items()}
-
-        return stepper.gather(work, minibatch, begin=total.clear), total
-
     def adapt(self, client: Client) -> None:
         """Take inner steps on the client's training data, never on test data."""
         config = self.context.config
@@ -78,7 +62,7 @@ class PerFedAvg(FederatedMethod):
         def inner_step(stepper: Stepper, stream: Iterator[Minibatch],
                        ) -> tuple[Minibatch, dict[str, Tensor]]:
             minibatch = next(stream)
-            losses, found = self._gradient(stepper, minibatch)
+            losses, found = task_gradients(self.network, stepper, minibatch)
             _move(stepper.parameters, found, -inner_lr)
             return minibatch, losses
 
@@ -117,13 +101,6 @@ def meta_gradient(
                 for g, up, down in zip(meta, above, below, strict=True)]
     _restore(parameters, before)
     return meta
-
-
-def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
-    """Return the gradients; zero for what the minibatch did not touch."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g
-            for p, g in zip(parameters, found, strict=True)]
 
 
 def _rng_state() -> list[Tensor]:

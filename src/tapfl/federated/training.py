@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tapfl.data.batches import TaskBatch
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
 from tapfl.federated.stepper import Objective, Stepper, graph_safe
 from tapfl.model.network import Network
+
+Minibatch = Sequence[TaskBatch]
 
 
 @graph_safe
@@ -30,7 +32,30 @@ def weighted(losses: dict[str, Tensor], parts: Sequence[TaskBatch]) -> Tensor:
     return torch.stack([part.weight * losses[part.task] for part in parts]).sum()
 
 
-Minibatch = Sequence[TaskBatch]
+def task_gradients(network: Network, stepper: Stepper,
+                   minibatch: Minibatch) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """Return the tasks' losses on a minibatch, which may go in pieces, and the gradients."""
+    total: list[Tensor] = []
+
+    def work(piece: Minibatch) -> dict[str, Tensor]:
+        loss, losses = task_objective(network, piece)
+        found = gradients(loss, stepper.parameters)
+        if total:
+            torch._foreach_add_(total, found)
+        else:
+            total.extend(found)
+        return {task: value.detach() for task, value in losses.items()}
+
+    return stepper.gather(work, minibatch, begin=total.clear), total
+
+
+def gradients(loss: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients; zero for what the minibatch did not touch."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g
+            for p, g in zip(parameters, found, strict=True)]
+
+
 # A step takes as many minibatches as it needs; it returns the one that its losses are of, and them.
 Step = Callable[[Stepper, Iterator[Minibatch]], tuple[Minibatch, dict[str, Tensor]]]
 
