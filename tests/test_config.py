@@ -17,6 +17,26 @@ def test_overrides():
     assert config.foundation.weights == "random"
 
 
+def test_one_margin_by_its_dotted_name():
+    """The others keep their defaults, also where a preset names none of them."""
+    for preset in ("quickstart", "flava"):
+        usual = load_config(preset).tap
+        tap = load_config(preset, ["tap.margins.image_generation=0.05",
+                                   "tap.distill_weights.text_generation=20"]).tap
+        assert tap.margins == usual.margins.model_copy(update={"image_generation": 0.05})
+        assert tap.distill_weights == usual.distill_weights.model_copy(
+            update={"text_generation": 20})
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ("tap.share=much", r"tap\.share: .*valid number.*, or: .*'losses' or 'holdout', got 'much'"),
+    ("speed.micro_batch=0", r"micro_batch: expected a number of samples .* null, got 0$"),
+    ("tap.criterion=paired", r"^mini: tap\.criterion: paired needs held-out data")])
+def test_messages_of_settings(setting, message):
+    with pytest.raises(TapflError, match=message):
+        load_config("mini", [setting])
+
+
 def test_the_papers_ranks():
     flava, vilt = load_config("flava").lora, load_config("vilt").lora
     assert (flava.encoder_rank, flava.attention_rank, flava.expert_rank) == (8, 16, 4)

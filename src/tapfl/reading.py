@@ -229,6 +229,8 @@ def check(model: type[T], values: dict[str, Any], where: str) -> T:
             raise TapflError(f"{where}: unknown key '{key}'{_hint(model, fault)}") from None
         message = fault["msg"].removeprefix("Value error, ")
         got = "" if isinstance(fault["input"], dict) else f", got {shown(fault['input'])}"
+        if not fault["loc"] and fault["type"] == "value_error":  # it names its keys itself
+            raise TapflError(f"{where}: {message}") from None
         raise TapflError(f"{where}: {key}: {message}{got}") from None
     except RecursionError:
         raise TapflError(f"{where}: nested too deeply") from None
@@ -245,7 +247,12 @@ def _telling(error: ValidationError) -> Any:
         return first
     same = [fault for fault in faults
             if fault["loc"][:len(first["loc"]) - 1] == first["loc"][:-1]]
-    return max(same, key=lambda fault: len(fault["loc"]))
+    furthest = max(len(fault["loc"]) for fault in same)
+    told = [fault for fault in same if len(fault["loc"]) == furthest]
+    if furthest > len(first["loc"]):
+        return told[0]
+    messages = dict.fromkeys(fault["msg"] for fault in told)  # any of these types would do
+    return told[0] | {"msg": ", or: ".join(messages)}
 
 
 def _place(location: tuple[int | str, ...], values: Any) -> tuple[int | str, ...]:

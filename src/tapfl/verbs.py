@@ -39,4 +39,5 @@ def beside(preset: str | None) -> Path | None:
 def data_folder(given: Path | str | None) -> None:
     """Refuse a ``--data`` that is no folder."""
     if given is not None and not Path(given).is_dir():
-        raise TapflError(f"--data {given}: no such folder")
+        raise TapflError(f"--data {given}: " + ("expected a folder, not a file"
+                                                if Path(given).exists() else "no such folder"))

@@ -73,7 +73,12 @@ def test_what_cannot_be_told():
     assert math.isnan(nothing.low)
     assert judge(nothing, 1.0) == "not told apart"
     assert judge(interval(np.array([[1.0, math.nan]])), 1.0) == "not told apart"
-    assert interval(np.zeros((3, 4))) == Interval(0, 0, 0)
+    # Equal differences: many of them are certain, a few may be equal by chance.
+    assert interval(np.zeros((3, 10))) == Interval(0, 0, 0)
+    assert interval(np.full((1, 1), 25.0), [[np.full(30, 25.0)]]) == Interval(25, 25, 25)
+    for few in (interval(np.zeros((3, 4))), interval(np.full((1, 1), 25.0), [[np.full(6, 25.0)]])):
+        assert math.isnan(few.low)
+        assert judge(few, 1.0) == "not told apart"
 
 
 @pytest.mark.parametrize(("low", "high", "verdict"), [

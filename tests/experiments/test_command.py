@@ -12,10 +12,12 @@ from tapfl.cli import main
 from tapfl.config import CheckpointConfig
 from tapfl.engine.record import read_record
 from tapfl.engine.results import read_results
+from tapfl.errors import TapflError
 from tapfl.experiments import catalogue, execute
 from tapfl.experiments.catalogue import Experiment, Part
 from tapfl.experiments.command import _checkpointed, read_seeds
 from tapfl.experiments.plan import Run
+from tapfl.experiments.write import write_experiment
 from tests.experiments.tiny import InProcess, tiny_model, tiny_preset
 
 
@@ -70,6 +72,7 @@ def contents(folder):
     ("kd --jobs 0", "--jobs 0: expected at least 1"),
     ("kd --jobs x", "argument --jobs: invalid int value: 'x'"),
     ("kd --data nowhere", "--data nowhere: no such folder"),
+    ("kd --data file", "--data file: expected a folder, not a file"),
     ("kd --model offline-pair --data .", "--data .: no .parquet files here"),
     ("kd --out file", "--out file: file is not a folder"),
     ("kd --out file/below", "--out file/below: file is not a folder"),
@@ -93,6 +96,7 @@ def test_a_gpu_that_is_not_here_is_refused_before_anything_starts(tiny, capsys, 
     words = ["reproduce", "kd", "--devices", "cuda:3"]
     assert main(words) == 2
     assert "--devices cuda:3: there is no such GPU" in capsys.readouterr().err
+    assert not (tiny / "reproduction").exists()
     assert main([*words, "--dry-run"]) == 0  # a plan can be made elsewhere
 
 
@@ -151,6 +155,24 @@ def test_a_later_experiment_finds_what_is_there(tiny, small, capsys, monkeypatch
     assert "expected time: none, all runs are there" in out
     assert len(runs.made) == 1
     assert contents(tiny / "out" / "runs") == before
+
+
+def test_a_table_that_cannot_be_written_does_not_stop_the_others(tiny, small, capsys, monkeypatch):
+    in_process(monkeypatch)
+    write = write_experiment
+
+    def spoiled(plan, number, experiment, *more):
+        if experiment.name == "kd":
+            raise TapflError("events.jsonl, line 3: not the events of a run")
+        return write(plan, number, experiment, *more)
+
+    monkeypatch.setattr("tapfl.experiments.write.write_experiment", spoiled)
+    assert reproduce("kd", "2p", "--seeds", "41") == 2
+    out, err = capsys.readouterr()
+    assert re.search(r"^2p: out/2p\.md ", out, re.M)
+    assert err.splitlines()[-2:] == [
+        "kd: not written: events.jsonl, line 3: not the events of a run",
+        "tapfl: 1 experiment(s) could not be written; the others are"]
 
 
 def test_a_failed_run_stops_neither_the_others_nor_their_tables(tiny, small, capsys, monkeypatch):
@@ -273,10 +295,16 @@ def test_run_for_several_seeds(tmp_path, monkeypatch, capsys):
     assert all(contents(tmp_path / "three")[path] == found for path, found in before.items())
     assert "seeds 41, 42, 43<" in report.read_text()
     # The folder stands for its seeds.
+    shown, folders = [], [f"three/seed{seed}" for seed in (41, 42, 43)]
+    for verb in ("table", "verdict", "footprint"):
+        for given in (["three"], folders):
+            capsys.readouterr()
+            assert main([verb, *given]) == 0
+            shown.append(capsys.readouterr().out)
+        assert shown[-1] == shown[-2]
     report.unlink()
     assert main(["report", "three"]) == 0
     named = tmp_path / "named.html"
-    folders = [f"three/seed{seed}" for seed in (41, 42, 43)]
     assert main(["report", *folders, "--out", str(named)]) == 0
     assert report.read_bytes() == named.read_bytes()
     capsys.readouterr()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tapfl.engine.results import read_results
+from tapfl.errors import TapflError
 from tapfl.evaluation.significance import welch
 from tapfl.experiments.catalogue import FAMILY, Experiment, Part
 from tapfl.experiments.plan import make_plan
@@ -128,7 +129,8 @@ def test_verdicts_stand_against_post_training_with_as_many_steps(written):
     assert len(rows) == 2 * 4
     for row in rows:
         assert re.fullmatch(r"(better|worse|equivalent|not told apart) [+-]\d+\.\d "
-                            r"\[[+-]\d+\.\d; [+-]\d+\.\d\]", row["agnews"]), row["agnews"]
+                            r"\[[+-]\d+\.\d; [+-]\d+\.\d\]|not told apart [+-]\d+\.\d "
+                            r"\[too few scores for an interval\]", row["agnews"]), row["agnews"]
 
 
 def test_replacements_add_up(written):
@@ -249,3 +251,41 @@ def test_welch_shares_by_hand():
     # but values of another seed turn it over.
     reverse = seed_by_hand({"tap": other, "other": tap, "same": tap})
     assert _welch_shares(part, [*seeds, reverse])[0]["TAP better %"] == "0.0"
+
+
+def test_welch_shares_say_nothing_of_what_they_do_not_know():
+    one = {("fmnist", "mse"): [0.1], ("agnews", "accuracy"): [50.0, 51.0, 52.0]}
+    worse = {("fmnist", "mse"): [0.5], ("agnews", "accuracy"): [10.0, 11.0, 12.0]}
+    seeds = [seed_by_hand({"tap": one, "fedavg": worse, "other": worse})]
+    part = Part("hand", ("fedavg", "tap", "other"))
+    assert _welch_shares(part, seeds, "flava") == [  # one value has no p; the paper has no "other"
+        {"method": "fedavg", "TAP better %": "100.0", "metrics": "1", "paper %": "90.9"},
+        {"method": "other", "TAP better %": "100.0", "metrics": "1", "paper %": ""}]
+    part = Part("hand", ("tap", "fedavg"))
+    alone = {("fmnist", "mse"): [0.1]}
+    assert _welch_shares(part, [seed_by_hand({"tap": alone, "fedavg": alone})]) == [
+        {"method": "fedavg", "TAP better %": "", "metrics": "0"}]
+    with pytest.raises(TapflError, match=r"fedavg: its run has no accuracy of agnews, which tap's"):
+        _welch_shares(part, [seed_by_hand({"tap": one, "fedavg": alone})])
+
+
+def test_tests_of_pairs_stand_beside_verdicts(written):
+    _, out, _ = written
+    rows = [row for row in read_csv(out, "significance") if "tests of pairs" in row["part"]]
+    assert {row["method"] for row in rows} == {"tap", "tap-soft", "tap-merge"}
+    cells = [row[dataset] for row in rows for dataset in ("tiny-imagenet", "agnews", "fmnist")]
+    assert all(re.fullmatch(r"p [01]\.\d{3}(, d [+-]\d+\.\d\d)?|too few pairs", c) for c in cells)
+    assert any(cell.startswith("p ") for cell in cells)
+
+
+def test_damaged_events_are_one_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    seed = SeedOfPart(tmp_path, None, [], {"tap": (tmp_path, "tap")})
+    event = '{"event": "replacement", "method": "tap", "round": 0}\n'
+    for text, found in ((event + event[:20], "line 2: not the events of a run"),
+                        (event + "[1]\n", "line 2: not an event of a run")):
+        path.write_text(text)
+        with pytest.raises(TapflError, match=found):
+            list(seed.events("tap", "replacement"))
+    path.write_text(event * 2)
+    assert len(list(seed.events("tap", "replacement"))) == 2

@@ -55,6 +55,26 @@ def test_the_mean_client_is_that_of_tapfl_model(paid):
         (out.parent / "moved.yaml").rename(out.parent / "federation.yaml")
 
 
+def test_blocks_of_a_method_count_for_who_holds_them(paid):
+    """Each client of FedDAT holds three adapters for every place of its modalities."""
+    config, out = paid
+    more = json.loads((out / "run.json").read_text())["parameters"]["methods"]["feddat"]
+    clients = summarize(config)["clients"]
+    assert set(more["held"]) == {"+".join(sorted(client["tasks"])) for client in clients}
+    assert 0 < more["held"]["agnews"] < more["held"]["fmnist+vqa"] == more["more"]
+    found = footprint(out)
+    held = [more["held"]["+".join(sorted(client["tasks"]))] for client in clients]
+    assert found.means["feddat"]["total"] == pytest.approx(
+        found.mean["total"] + sum(held) / len(held))
+    fedavg, _, feddat = rows([found])[:3]
+    assert fedavg["mean parameters"] == f"{found.mean['total']:,.0f}"
+    assert feddat["mean parameters"] == f"{found.means['feddat']['total']:,.0f}"
+    assert float(feddat["trainable %"]) > float(fedavg["trainable %"])
+    # A run of an earlier version has not recorded who holds them.
+    shown = rows([dataclasses.replace(found, means={"feddat": {}})])[2]
+    assert (shown["mean parameters"], shown["memory GiB"]) == ("", "")
+
+
 def test_traffic_is_that_of_the_events(paid):
     _, out = paid
     found = footprint(out)
@@ -66,6 +86,7 @@ def test_traffic_is_that_of_the_events(paid):
         assert traffic.down == sum(e["bytes_down"] for e in events)
         # No update was refused: block by block it is the same sum.
         assert sum(traffic.blocks.values()) == traffic.up
+        assert sum(traffic.blocks_down.values()) == traffic.down
     assert any(name.startswith("adapter/shared") for name in found.traffic["feddat"].blocks)
     assert not any("local" in name for name in found.traffic["feddat"].blocks)  # never sent
 

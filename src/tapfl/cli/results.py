@@ -55,15 +55,22 @@ def _report(options: argparse.Namespace) -> None:
         webbrowser.open(path.resolve().as_uri())
 
 
+def _with_seeds(runs: Sequence[Path]) -> list[Path]:
+    """Return runs; the folder of ``tapfl run --seeds`` stands for all its seeds."""
+    from tapfl.report.gather import seed_folders
+
+    return [run for folder in runs for run in seed_folders(folder) or [folder]]
+
+
 Drawing = Callable[[Path], Sequence[Path]]
 
 
 def _runs_page(options: argparse.Namespace) -> tuple[str, Drawing]:
     """Return the page of a run or of several seeds, and what draws its figures."""
-    from tapfl.report.gather import gather, seed_folders
+    from tapfl.report.gather import gather
     from tapfl.report.html import render
 
-    gathered = gather([run for folder in options.runs for run in seed_folders(folder) or [folder]])
+    gathered = gather(_with_seeds(options.runs))
 
     def draw(folder: Path) -> Sequence[Path]:
         from tapfl.report.figures import write_figures
@@ -117,7 +124,7 @@ def add_table(verbs: Verbs) -> None:
         ["tapfl table runs/quickstart", "tapfl table runs/seed41 runs/seed42 --format markdown",
          "tapfl table runs/flava --format latex --paper flava --averages"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
-                      help="the folder of a run, or a results.csv")
+                      help="the folder of a run or of several seeds, or a results.csv")
     verb.add_argument("--format", metavar="terminal|markdown|latex|csv",
                       help="how to print (terminal); LaTeX needs the package booktabs")
     verb.add_argument("--markdown", action="store_true", help="the same as --format markdown")
@@ -137,7 +144,7 @@ def _table(options: argparse.Namespace) -> None:
 
     rows: list[dict[str, Any]] = []
     kinds: dict[str, str] = {}
-    for path in options.runs:
+    for path in _with_seeds(options.runs):
         file = path / "results.csv" if path.is_dir() else path
         if not file.is_file():
             raise TapflError(f"{path}: no results here; expected a complete run or its results.csv")
@@ -160,12 +167,15 @@ def add_verdict(verbs: Verbs) -> None:
     verb = add_verb(
         verbs, "verdict", _verdict, "say whether a method is better, and whom federation helped",
         "Say for each data set whether a method is better than others, worse, equivalent, or not\n"
-        "to be told apart, and which clients were helped or hurt by federation. Several runs are\n"
-        "several seeds of one configuration.",
+        "to be told apart, and which clients were helped or hurt by federation, compared with\n"
+        "training alone (where the run has no 'local': with the federated model). Several runs\n"
+        "are several seeds of one configuration; the folder of 'tapfl run --seeds' stands for\n"
+        "all its seeds.",
         ["tapfl verdict runs/quickstart",
          "tapfl verdict runs/41 runs/42 runs/43 --against fedavg+post",
          "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv"])
-    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                      help="the folder of a run, or of several seeds")
     verb.add_argument("--method", metavar="NAME",
                       help="the method in question (the run's personal model)")
     verb.add_argument("--against", metavar="NAME", action="append", default=[],
@@ -191,9 +201,10 @@ def _verdict(options: argparse.Namespace) -> None:
     for option, value in (("--margin", points), ("--margin-mse", mse)):
         if not 0 <= value < float("inf"):
             raise TapflError(f"{option} {value:g}: expected a number, 0 or more")
-    report = verdict(options.runs, options.method, options.against, points, mse)
+    runs = _with_seeds(options.runs)
+    report = verdict(runs, options.method, options.against, points, mse)
     # What a run's verdict is belongs to its results.
-    file = options.csv or (options.runs[0] / "verdict.csv" if len(options.runs) == 1 else None)
+    file = options.csv or (runs[0] / "verdict.csv" if len(runs) == 1 else None)
     if file:
         with contextlib.suppress(TapflError) if options.csv is None else contextlib.nullcontext():
             write_tidy(file, report)
@@ -208,7 +219,8 @@ def add_footprint(verbs: Verbs) -> None:
         "with TAP, seconds of stage 2, traffic and time of a round, peak memory of the process.",
         ["tapfl footprint runs/flava runs/vilt", "tapfl footprint runs/flava --format latex",
          "tapfl footprint runs/flava --blocks --format csv"])
-    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="the folder of a run")
+    verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
+                      help="the folder of a run, or of several seeds")
     verb.add_argument("--blocks", action="store_true", help="the traffic of every block instead")
     verb.add_argument("--format", default="markdown", metavar="markdown|latex|csv",
                       help="how to print (markdown)")
@@ -217,7 +229,7 @@ def add_footprint(verbs: Verbs) -> None:
 def _footprint(options: argparse.Namespace) -> None:
     from tapfl.report.footprint import block_rows, footprint, render, rows
 
-    found = [footprint(path) for path in options.runs]
+    found = [footprint(path) for path in _with_seeds(options.runs)]
     table = ([row for each in found for row in block_rows(each)] if options.blocks
              else rows(found))
     print(render(table, options.format))

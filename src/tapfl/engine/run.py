@@ -43,7 +43,7 @@ from tapfl.federated.aggregation import find_aggregation
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.server import Server
 from tapfl.methods import folder_name, names_own_code
-from tapfl.model.summary import parameters
+from tapfl.model.summary import kind_of, parameters
 from tapfl.privacy.accountant import accounting
 
 
@@ -213,13 +213,18 @@ class _Run:
         self.record.save(self.out)
 
     def _record_method(self, name: str, method: FederatedMethod) -> None:
-        """Record the blocks that a method has beside the common ones, as FedDAT's adapters."""
+        """Record the blocks that a method has beside the common ones, as FedDAT's adapters.
+
+        ``held`` says how many of their parameters a client has, by its tasks.
+        """
         known = self.record.parameters["blocks"]
         more = {block: parameters(module)
                 for block, module in sorted(method.network.blocks.items()) if block not in known}
         if more:
+            held = {kind_of(member.tasks): sum(more.get(block, 0) for block in {
+                *method.owned(member), *method.private(member)}) for member in self.site.members}
             self.record.parameters.setdefault("methods", {})[name] = {
-                "more": sum(more.values()), "blocks": more}
+                "more": sum(more.values()), "blocks": more, "held": held}
         if method.shares_final_model and name not in self.record.shared:
             self.record.shared.append(name)
         self.record.save(self.out)

@@ -32,6 +32,7 @@ Floats = NDArray[np.float64]
 Samples = Sequence[Sequence[NDArray[np.floating]]]  # [seed][client] -> a difference per sample
 Verdict = Literal["better", "worse", "equivalent", "not told apart"]
 
+ENOUGH = 30  # differences that are all the same
 REPLICATES = 2000
 GENERATOR = 20  # the seed of every bootstrap: the same data give the same interval
 NORMAL = statistics.NormalDist().inv_cdf(1 - ALPHA / 2)
@@ -91,7 +92,10 @@ def interval(means: Floats, samples: Samples | None = None, shared: bool = False
     drawn = _replicates(means, samples, crossed)
     spread = float(drawn.std())
     if spread == 0 or variance == 0:
-        return Interval(centre, centre, centre)
+        # Many equal differences are certain; a few may be equal by chance.
+        count = means.size if samples is None else sum(len(v) for row in samples for v in row)
+        end = centre if count >= ENOUGH else math.nan
+        return Interval(centre, end, end)
     low, high = np.percentile(drawn - drawn.mean(), [50 * ALPHA, 100 - 50 * ALPHA])
     stretch = (math.sqrt(variance) / spread
                * student_quantile(ALPHA, freedom) / NORMAL)

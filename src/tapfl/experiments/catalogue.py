@@ -114,6 +114,7 @@ RULES = {"tap-gradient": {"of": "tap", "tap": {"criterion": "gradient"}},
          "tap-losses": {"of": "tap-soft", "tap": {"share": "losses"}},
          "tap-soft-kd": {"of": "tap-soft", "tap": {"end": "distill"}}}
 HELD_OUT_RULES = {"tap-validation": {"of": "tap", "tap": {"criterion": "validation"}},
+                  "tap-blocks": {"of": "tap", "tap": {"criterion": "validation", "unit": "block"}},
                   "tap-paired": {"of": "tap", "tap": {"criterion": "paired", "confidence": 0.9}},
                   "tap-mix": {"of": "tap-soft", "tap": {"end": "mix"}}}
 HOLDOUT: Values = {"federation": {"holdout": 0.1}}
@@ -197,7 +198,7 @@ def _replacements(model: Model, small: bool) -> Experiment:
 
 def _significance(model: Model, small: bool) -> Experiment:
     return Experiment("significance", "Which differences are more than chance?", (
-        Part("All methods", PAPER_ROWS + MORE_ROWS),), layout="significance")
+        Part("All methods", PAPER_ROWS + MORE_ROWS),), paper="", layout="significance")
 
 
 def _criteria(model: Model, small: bool) -> Experiment:

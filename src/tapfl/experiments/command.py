@@ -85,6 +85,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     import os
 
     from tapfl.experiments.catalogue import MODELS, find_experiments
+    from tapfl.experiments.execute import Job, check_devices
     from tapfl.experiments.index import write_index
     from tapfl.experiments.plan import make_plan
     from tapfl.experiments.write import write_experiment
@@ -106,22 +107,30 @@ def _reproduce(options: argparse.Namespace) -> None:
     print(_described(plan, chosen, len(seeds), len(where)), flush=True)
     if options.dry_run:
         return
+    check_devices(where)
     write_index(out, plan, chosen, options.model, options.scale)
     failed = []
     if plan.missing:
-        from tapfl.experiments.execute import Job
-
         failed = _execute([Job(run.folder, _checkpointed(run, not options.no_checkpoints),
                                run.resumes) for run in plan.missing], where)
         plan = planned()
         write_index(out, plan, chosen, options.model, options.scale)
+    unwritten = 0
     for number, experiment in enumerate(chosen):
-        if plan.has(number):
-            print(f"{experiment.name}: " + "   ".join(str(path) for path in write_experiment(
-                plan, number, experiment, MODELS[options.model], out, options.paper)))
-        else:
+        if not plan.has(number):
             print(f"{experiment.name}: not written, some of its runs are missing")
+            continue
+        try:
+            paths = write_experiment(plan, number, experiment, MODELS[options.model], out,
+                                     options.paper)
+        except TapflError as error:  # the others are still written
+            print(f"{experiment.name}: not written: {error}", file=sys.stderr)
+            unwritten += 1
+        else:
+            print(f"{experiment.name}: " + "   ".join(map(str, paths)))
     _end(failed, plan.missing)
+    if unwritten:
+        raise TapflError(f"{unwritten} experiment(s) could not be written; the others are")
 
 
 def _checkpointed(run: Run, wanted: bool) -> Config:
@@ -184,9 +193,8 @@ def _expected(plan: Any, at_once: int) -> str:
 
 def _execute(jobs: Sequence[Any], where: Any, again: str = AGAIN) -> list[Any]:
     """Run jobs; return those that failed."""
-    from tapfl.experiments.execute import check_devices, execute
+    from tapfl.experiments.execute import execute
 
-    check_devices(where)
     started = time.monotonic()
     display = _Display(len(jobs))
     try:
@@ -249,7 +257,7 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
     """Run a configuration once for each seed, below ``out``; print one table of all of them."""
     from tapfl.engine.record import check_unchanged, read_record
     from tapfl.engine.results import read_results
-    from tapfl.experiments.execute import Job
+    from tapfl.experiments.execute import Job, check_devices
     from tapfl.report.tables import show
 
     _check_folder(out)
@@ -269,7 +277,9 @@ def run_seeds(config: Any, out: Path, options: argparse.Namespace, modules: Path
                 own = own.model_copy(update={"threads": record.config.threads})
             jobs.append(Job(folder, own, begun, modules))
     if jobs:
-        _end(_execute(jobs, _places(options), RESUMED), again=RESUMED)
+        where = _places(options)
+        check_devices(where)
+        _end(_execute(jobs, where, RESUMED), again=RESUMED)
     rows = [row for folder in folders for row in read_results(folder / "results.csv")]
     show(rows, config.methods)
     print(f"runs: {'   '.join(str(folder) for folder in folders)}")

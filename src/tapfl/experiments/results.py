@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,11 @@ from typing import Any
 from tapfl.engine.record import read_record
 from tapfl.engine.results import read_results
 from tapfl.engine.scores import SampleScores, read_scores
+from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
 from tapfl.experiments.plan import Needed, Plan
 from tapfl.report.runs import Run
+from tapfl.report.timeline import event_lines
 
 Source = tuple[Path, str]  # a run, and a method's name in it
 
@@ -38,11 +39,11 @@ class SeedOfPart(Run):
     def events(self, method: str, kind: str) -> Iterator[dict[str, Any]]:
         """Yield a method's events of one kind."""
         folder, name = self.sources[method]
-        with (folder / "events.jsonl").open(encoding="utf-8") as file:
-            for line in file:
-                event = json.loads(line)
-                if event["event"] == kind and event["method"] == name:
-                    yield event
+        for event, where in event_lines(folder / "events.jsonl"):
+            if not isinstance(event, dict):
+                raise TapflError(f"{where}: not an event of a run")
+            if (event.get("event"), event.get("method")) == (kind, name):
+                yield event
 
 
 def seeds_of(plan: Plan, experiment: int, part: int) -> list[SeedOfPart]:

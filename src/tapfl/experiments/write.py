@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tapfl.engine.files import replacing
 from tapfl.engine.record import read_record
+from tapfl.errors import TapflError
 from tapfl.evaluation.metrics import GENERAL, METRIC_ORDER, metric_kind
 from tapfl.evaluation.significance import ALPHA, welch
 from tapfl.experiments.catalogue import Experiment, Model, Part
@@ -18,7 +20,7 @@ from tapfl.experiments.results import SeedOfPart, seeds_of
 from tapfl.report.footprint import block_rows, footprint
 from tapfl.report.footprint import render as render_rows
 from tapfl.report.footprint import rows as footprint_rows
-from tapfl.report.paper import SETTINGS
+from tapfl.report.paper import SETTINGS, welch_shares
 from tapfl.report.tables import render
 from tapfl.report.verdict import Comparison, compare, sign
 
@@ -106,6 +108,13 @@ def _section(title: str, table: Table) -> Section:
     return Section(title, *(render_rows(table, form) for form in ("markdown", "latex", "csv")))
 
 
+def _filled(rows: Iterable[dict[str, str]]) -> Table:
+    """Return rows that all have all columns."""
+    rows = list(rows)
+    columns = dict.fromkeys(key for row in rows for key in row)
+    return [{key: row.get(key, "") for key in columns} for row in rows]
+
+
 # Layouts: what is written of a part
 
 def _table(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
@@ -124,17 +133,20 @@ def _verdicts(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> l
 
 
 def _significance(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
-    """The paper's Welch shares, then verdicts from pairs."""
+    """The paper's Welch shares, then verdicts and tests from pairs."""
     sections = [_section("Share of metrics on which TAP is better by Welch's test, p < 0.05, as in "
-                         "the paper", _welch_shares(part, seeds))]
+                         "the paper", _welch_shares(part, seeds, setting))]
     for method in OURS:
         others = [other for other in part.methods if other != method]
         found = first_metrics(compare(seeds, method, others))
-        sections.append(_section(f"{method} against each method: verdicts", verdict_table(found)))
+        sections += [
+            _section(f"{method} against each method: verdicts", verdict_table(found)),
+            _section(f"{method} against each method: tests of pairs, p corrected by Holm, effect "
+                     "size d", _test_table(found))]
     return sections
 
 
-def _welch_shares(part: Part, seeds: Sequence[SeedOfPart]) -> Table:
+def _welch_shares(part: Part, seeds: Sequence[SeedOfPart], setting: str | None = None) -> Table:
     values: dict[tuple[str, str, str], list[float]] = {}
     for seed in seeds:
         for row in seed.rows:
@@ -145,14 +157,23 @@ def _welch_shares(part: Part, seeds: Sequence[SeedOfPart]) -> Table:
     columns = [key[1:] for key in values if key[0] == "tap"
                and metric_kind(key[2]) not in ("token_f1", "exact_match")]
     columns = columns or [key[1:] for key in values if key[0] == "tap"]
+
+    published = welch_shares(setting) if setting else {}
     table = []
-    for method in part.methods:
-        if method != "tap":
-            tests = [(welch(values["tap", *column], values[method, *column]), column[1])
-                     for column in columns]
-            better = sum(t.p < ALPHA and sign(metric) * t.difference > 0 for t, metric in tests)
-            table.append({"method": method, "TAP better %": f"{100 * better / len(tests):.1f}",
-                          "metrics": str(len(tests))})
+    for method in (other for other in part.methods if other != "tap"):
+        missing = [column for column in columns if (method, *column) not in values]
+        if missing:
+            raise TapflError(f"{method}: its run has no {missing[0][1]} of {missing[0][0]}, which "
+                             "tap's run has; the metrics of runs that are compared must agree")
+        tests = [(welch(values["tap", *column], values[method, *column]), column[1])
+                 for column in columns]
+        told = [(t, metric) for t, metric in tests if not math.isnan(t.p)]  # one value has no p
+        better = sum(t.p < ALPHA and sign(metric) * t.difference > 0 for t, metric in told)
+        row = {"method": method, "TAP better %": f"{100 * better / len(told):.1f}" if told else "",
+               "metrics": str(len(told))}
+        if published:
+            row["paper %"] = f"{published[method]:.1f}" if method in published else ""
+        table.append(row)
     return table
 
 
@@ -174,10 +195,23 @@ def verdict_table(found: Sequence[Comparison]) -> Table:
     for c in found:
         row = table.setdefault((c.method, c.against), {"method": c.method, "against": c.against})
         digits = 3 if metric_kind(c.metric) == "mse" else 1
-        row[c.dataset] = (f"{c.verdict} {c.gain.mean:+.{digits}f} [{c.gain.low:+.{digits}f}; "
-                          f"{c.gain.high:+.{digits}f}]")
-    columns = dict.fromkeys(key for row in table.values() for key in row)
-    return [{key: row.get(key, "") for key in columns} for row in table.values()]
+        ends = ("too few scores for an interval" if math.isnan(c.gain.low) else
+                f"{c.gain.low:+.{digits}f}; {c.gain.high:+.{digits}f}")
+        row[c.dataset] = f"{c.verdict} {c.gain.mean:+.{digits}f} [{ends}]"
+    return _filled(table.values())
+
+
+def _test_table(found: Sequence[Comparison]) -> Table:
+    """Return the tests behind verdicts: pairs of clients and seeds as if all were independent."""
+    table: dict[tuple[str, str], dict[str, str]] = {}
+    for c in found:
+        row = table.setdefault((c.method, c.against), {"method": c.method, "against": c.against})
+        if not math.isnan(c.p):
+            row[c.dataset] = f"p {c.p:.3f}" + (
+                "" if math.isnan(c.pairs.effect) else f", d {c.pairs.effect:+.2f}")
+        else:
+            row[c.dataset] = "too few pairs"
+    return _filled(table.values())
 
 
 def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
@@ -191,9 +225,7 @@ def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
                 digits = 3 if metric_kind(c.metric) == "mse" else 1
                 row[c.dataset] = f"{c.gain.mean:+.{digits}f} ({c.verdict})"
             table.append(row)
-    columns = dict.fromkeys(key for row in table for key in row)
-    return _section("Leads: gain of the first method over the second",
-                    [{key: row.get(key, "") for key in columns} for row in table])
+    return _section("Leads: gain of the first method over the second", _filled(table))
 
 
 def _footprint(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:

@@ -50,7 +50,7 @@ def summarize(config: Config, federation: FederationFile | None = None) -> dict[
         "backbone": config.backbone.model_dump(), "total": server["total"],
         "trainable": server["trainable"], "frozen": server["frozen"],
         "bytes": 4 * server["total"], "blocks": blocks, "clients": clients,
-        "mean": _mean(clients),
+        "mean": mean_client(clients),
         "paper": PAPER.get(config.foundation.name) if _is_the_papers(config) else None,
     }
 
@@ -61,7 +61,12 @@ def _is_the_papers(config: Config) -> bool:
             and config.foundation.architecture is None)
 
 
-def _mean(clients: list[dict[str, Any]]) -> dict[str, float]:
+def kind_of(tasks: Iterable[str]) -> str:
+    """Return what clients with the same tasks have in common, as a word."""
+    return "+".join(sorted(tasks))
+
+
+def mean_client(clients: list[dict[str, Any]]) -> dict[str, float]:
     """Average over clients as the paper's table does: percentages are means of ratios."""
     def mean(values: Iterable[float]) -> float:
         return sum(values) / len(clients)
@@ -117,7 +122,8 @@ def _clients(summary: dict[str, Any]) -> list[str]:
     lines = [f"{'client':<8}{'total':>14}{'trainable':>13}{'%':>8}{'with TAP':>14}{'%':>8}"
              f"{'GiB':>9}{'GiB TAP':>9}  tasks"]
     for client in summary["clients"]:
-        lines.append(_row(client["name"], _mean([client])) + "  " + ", ".join(client["tasks"]))
+        row = _row(client["name"], mean_client([client]))
+        lines.append(f"{row}  {', '.join(client['tasks'])}")
     lines.append(_row("mean", summary["mean"]) + "  (%: mean of ratios)")
     if summary["paper"]:
         lines += [_row("paper", summary["paper"]) + "  (%: mean of ratios)",

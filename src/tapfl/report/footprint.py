@@ -20,7 +20,7 @@ from tapfl.engine.record import RunRecord, read_record
 from tapfl.errors import TapflError
 from tapfl.events import RoundEnded
 from tapfl.methods import federated_runs, method_specs
-from tapfl.model.summary import GIB, MIB, PAPER, summarize
+from tapfl.model.summary import GIB, MIB, PAPER, kind_of, mean_client, summarize
 
 BYTES = 4  # of a parameter that trains, and travels: fp32
 TAP = ("tap", "ditto", "apfl")  # personalizers that keep a second copy of what trains
@@ -34,7 +34,8 @@ class Traffic:
     """What a federated run sent in its rounds, in bytes.
 
     ``by_round`` are the bytes of the updates that counted, block by block, in every round;
-    ``blocks`` are their sums.
+    ``blocks`` are their sums. ``blocks_down`` is what cohorts received, block by block: a client
+    receives the blocks that it sends. One that never sent an update is missing there.
     """
 
     rounds: int
@@ -42,7 +43,8 @@ class Traffic:
     up: int
     down: int
     blocks: Mapping[str, int]
-    by_round: Sequence[Mapping[str, int]] = ()
+    by_round: Sequence[Mapping[str, int]]
+    blocks_down: Mapping[str, int]
 
     def per_round(self, total: float) -> float:
         """Return a mean over the rounds."""
@@ -54,13 +56,16 @@ class Footprint:
     """The costs of one run.
 
     ``mean`` is the mean client, as in the paper's table: without TAP, and under ``tap_`` with its
-    second copy of what trains. ``blocks`` are the bytes of every block. ``traffic`` belongs to a
+    second copy of what trains. ``means`` are those of federated runs whose method has blocks of its
+    own, as FedDAT's adapters; all of these count as trainable. They are empty where a run has not
+    recorded who holds them. ``blocks`` are the bytes of every block. ``traffic`` belongs to a
     federated run, ``seconds`` (of a client's final model) to a method.
     """
 
     name: str
     foundation: str
     mean: Mapping[str, float]
+    means: Mapping[str, Mapping[str, float]]
     blocks: Mapping[str, int]
     memory: Mapping[str, int]
     traffic: Mapping[str, Traffic]
@@ -84,12 +89,24 @@ def footprint(folder: Path) -> Footprint:
     blocks = {block: BYTES * count for block, count in _parameters(record).items()}
     runs = federated_runs(method_specs(record.config))
     return Footprint(
-        folder.resolve().name, record.config.foundation.name, summary["mean"], blocks,
+        folder.resolve().name, record.config.foundation.name, summary["mean"],
+        {run: _with_more(summary["clients"], more.get("held", {}))
+         for run, more in record.parameters.get("methods", {}).items()}, blocks,
         record.memory, _traffic(folder, blocks),
         {method: value for times in record.times.values()
          for method, value in times.per_client_final.items()},
         tuple((spec.name, run.name) for run in runs for spec in run.personal
               if spec.personalizer in TAP), summary["paper"])
+
+
+def _with_more(clients: Sequence[Mapping[str, Any]], held: Mapping[str, int]) -> dict[str, float]:
+    """Return the mean client that also holds a method's own blocks."""
+    if any(kind_of(client["tasks"]) not in held for client in clients):
+        return {}
+    more = [held[kind_of(client["tasks"])] for client in clients]
+    return mean_client([{"total": client["total"] + n, "trainable": client["trainable"] + n,
+                         "with_tap": client["with_tap"] + 2 * n}
+                        for client, n in zip(clients, more, strict=True)])
 
 
 def _parameters(record: RunRecord) -> dict[str, int]:
@@ -102,7 +119,7 @@ def _parameters(record: RunRecord) -> dict[str, int]:
 
 def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
     """Add up what the rounds of every federated run have sent."""
-    rounds: dict[str, list[Traffic]] = {}
+    rounds: dict[str, list[Mapping[str, Any]]] = {}
     path, number = folder / "events.jsonl", 0
     try:
         with path.open(encoding="utf-8") as file:
@@ -110,27 +127,30 @@ def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
                 number += 1
                 event = json.loads(line)
                 if event["event"] == RoundEnded.kind:
-                    rounds.setdefault(event["method"], []).append(_round(event, blocks))
+                    rounds.setdefault(event["method"], []).append(event)
+        return {run: _sent(each, blocks) for run, each in rounds.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TapflError(f"{path}, line {number}: not the events of a run "
                          f"({type(error).__name__}: {error})") from None
-    return {run: _total(each) for run, each in rounds.items()}
 
 
-def _round(event: Mapping[str, Any], blocks: Mapping[str, int]) -> Traffic:
-    """Return what one round has sent."""
-    return Traffic(1, float(event["seconds"]), int(event["bytes_up"]), int(event["bytes_down"]),
-                   {name: len(clients) * blocks[name]
-                    for name, clients in event["contributors"].items()})
-
-
-def _total(rounds: Sequence[Traffic]) -> Traffic:
-    blocks = Counter[str]()
-    for each in rounds:
-        blocks.update(each.blocks)
-    return Traffic(len(rounds), sum(each.seconds for each in rounds),
-                   sum(each.up for each in rounds), sum(each.down for each in rounds),
-                   dict(blocks), [each.blocks for each in rounds])
+def _sent(rounds: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> Traffic:
+    """Return what the rounds of one federated run have sent."""
+    by_round = [{block: len(clients) * sizes[block]
+                 for block, clients in event["contributors"].items()} for event in rounds]
+    up = Counter[str]()
+    for each in by_round:
+        up.update(each)
+    turns = Counter(client for event in rounds for client in event["cohort"])
+    owners: dict[str, set[str]] = {}
+    for event in rounds:
+        for block, clients in event["contributors"].items():
+            owners.setdefault(block, set()).update(clients)
+    down = {block: sizes[block] * sum(turns[client] for client in clients)
+            for block, clients in owners.items()}
+    return Traffic(len(rounds), sum(float(event["seconds"]) for event in rounds),
+                   sum(int(event["bytes_up"]) for event in rounds),
+                   sum(int(event["bytes_down"]) for event in rounds), up, by_round, down)
 
 
 # For people
@@ -159,18 +179,21 @@ def _rows(each: Footprint) -> list[Row]:
         sent = {"up MiB/round": f"{traffic.per_round(traffic.up) / MIB:.1f}",
                 "down MiB/round": f"{traffic.per_round(traffic.down) / MIB:.1f}",
                 "round s": f"{traffic.per_round(traffic.seconds):.2f}", **peak}
-        found.append({**_sizes(each.name, each.foundation, run, each.mean, ""), **sent})
+        mean = each.means.get(run, each.mean)
+        found.append({**_sizes(each.name, each.foundation, run, mean, ""), **sent})
         for method, watched in each.tap:
             if watched == run:
                 took = f"{each.seconds[method]:.2f}" if method in each.seconds else ""
-                found.append({**_sizes(each.name, each.foundation, method, each.mean, "tap_"),
+                found.append({**_sizes(each.name, each.foundation, method, mean, "tap_"),
                               "stage 2 s/client": took, **sent})
     return found
 
 
 def _sizes(run: str, model: str, setting: str, mean: Mapping[str, float], kind: str) -> Row:
-    return {**dict.fromkeys(COLUMNS, ""), "run": run, "model": model, "setting": setting,
-            "mean parameters": f"{mean[f'{kind}total']:,.0f}",
+    named = {**dict.fromkeys(COLUMNS, ""), "run": run, "model": model, "setting": setting}
+    if not mean:
+        return named
+    return {**named, "mean parameters": f"{mean[f'{kind}total']:,.0f}",
             "trainable %": f"{mean[f'{kind}trainable_percent']:.2f}",
             "memory GiB": f"{mean[f'{kind}gib']:.4f}"}
 
@@ -182,7 +205,9 @@ def block_rows(each: Footprint) -> list[Row]:
         for name, sent in sorted(traffic.blocks.items()):
             found.append({"run": each.name, "federated run": run, "block": name,
                           "MiB": f"{each.blocks[name] / MIB:.3f}",
-                          "up MiB/round": f"{traffic.per_round(sent) / MIB:.3f}"})
+                          "up MiB/round": f"{traffic.per_round(sent) / MIB:.3f}",
+                          "down MiB/round":
+                              f"{traffic.per_round(traffic.blocks_down[name]) / MIB:.3f}"})
     return found
 
 

@@ -223,12 +223,13 @@ def blocks(gathered: Gathered) -> Html:
     if not sizes:
         return Html("")
     rows = [[block, run, number(each.blocks[block] / MIB, 3),
-             number(traffic.per_round(sent) / MIB, 3)]
+             number(traffic.per_round(sent) / MIB, 3),
+             number(traffic.per_round(traffic.blocks_down[block]) / MIB, 3)]
             for each, traffic, run in sizes for block, sent in sorted(traffic.blocks.items())]
     total = table(
-        f"Size of every block and what a round sends of it to the server, on average "
-        f"(seed {gathered.record.seed})", ["block", "federated run", "MiB", "up, MiB a round"],
-        rows)
+        f"Size of every block and what a round sends of it to the server and back, on average "
+        f"(seed {gathered.record.seed})",
+        ["block", "federated run", "MiB", "up, MiB a round", "down, MiB a round"], rows)
     return folded("Bytes by block and round", total,
                   *(_sent(place, run, traffic) for place, (_, traffic, run) in enumerate(sizes)
                     if any(traffic.blocks.values())), id_="blocks")

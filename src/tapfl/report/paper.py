@@ -119,6 +119,13 @@ def published(setting: str) -> dict[tuple[str, str, str], Figure]:
     return found
 
 
+def welch_shares(setting: str) -> dict[str, float]:
+    """Return on what share of the metrics, in percent, TAP is better than each method."""
+    model, _ = SETTINGS[setting]
+    return {_ALIASES[figure.method]: figure.mean for figure in figures()
+            if (figure.table, figure.model) == ("welch-t-test", model)}
+
+
 def method_name(method: str) -> str:
     """Return the paper's name of a method; one that it does not have keeps its own."""
     return METHODS.get(method, method)

@@ -114,7 +114,7 @@ def read_timeline(folders: Sequence[tuple[Path, int]], under_way: bool = False) 
     timeline = Timeline()
     for folder, seed in folders:
         if (folder / FILE).is_file():
-            for event, where in _lines(folder / FILE, under_way):
+            for event, where in event_lines(folder / FILE, under_way):
                 try:
                     timeline.add(event, seed)
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -123,8 +123,8 @@ def read_timeline(folders: Sequence[tuple[Path, int]], under_way: bool = False) 
     return timeline
 
 
-def _lines(path: Path, under_way: bool) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Read the events; of a run under way the last line may be half written."""
+def event_lines(path: Path, under_way: bool = False) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Yield events, and where they stand; of a run under way the last may be half written."""
     number = 0
     try:
         with path.open(encoding="utf-8") as file:

@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from tapfl.errors import shown
 from tapfl.settings.base import MANY, SAMPLES, WIDE, PathText, Section
 
 
@@ -77,5 +76,4 @@ class SpeedConfig(Section):
         if value is None or value == "auto" or (
                 isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= WIDE):
             return value
-        raise ValueError(f"expected a number of samples from 1 to {WIDE}, 'auto' or null, got "
-                         f"{shown(value)}")
+        raise ValueError(f"expected a number of samples from 1 to {WIDE}, 'auto' or null")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from tapfl.settings.base import MANY, WEIGHT, WIDE, Section
 
@@ -87,10 +87,12 @@ class TapConfig(Section):
 
     margins: PerKind = PerKind(image_classification=0.01, image_generation=0.005,
                                text_classification=0.005, text_generation=0.01)
-    """By how much W's loss must be smaller than X's (the paper's m), by kind of task."""
+    """By how much W's loss must be smaller than X's (the paper's m), by kind of task. A kind that
+    is not named keeps its default.
+    """
     distill_weights: PerKind = PerKind(image_classification=2e-3, image_generation=2e-3,
                                        text_classification=2e-3, text_generation=1.0)
-    """Weights of the distillation loss (the paper's beta), by kind of task."""
+    """Weights of the distillation loss (the paper's beta), by kind of task, likewise."""
     temperature: float = Field(1.0, ge=1e-3, le=1000)
     """The temperature of distillation."""
     criterion: Literal["training", "validation", "paired", "gradient", "always"] = "training"
@@ -121,6 +123,13 @@ class TapConfig(Section):
     such steps (``plain2``), or a ``mix`` of X and of W after P steps, chosen on held-out data,
     which trains P steps more.
     """
+
+    @field_validator("margins", "distill_weights", mode="before")
+    @classmethod
+    def _over_the_defaults(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return cls.model_fields[str(info.field_name)].default.model_dump() | value
 
     @property
     def reads_holdout(self) -> str | None:
