@@ -115,6 +115,7 @@ def test_a_stopped_run_is_resumed_without_it(left, tmp_path):
     same_run(tmp_path / "out", out)
 
 
+@pytest.mark.long
 def test_it_leaves_when_all_rounds_are_over(left, tmp_path):
     config, _, _ = left
     with pytest.raises(KeyboardInterrupt):

@@ -144,6 +144,7 @@ def test_an_interrupted_run_starts_again(calm, tmp_path, stop):
     same_run(tmp_path / "out", expected)
 
 
+@pytest.mark.long
 def test_a_run_with_checkpoints_does_not_go_on_without(calm, tmp_path):
     config, _ = calm
     with pytest.raises(KeyboardInterrupt):

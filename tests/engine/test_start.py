@@ -138,6 +138,7 @@ def test_an_interruption_changes_nothing(whole, tmp_path, stop):
     same_files(tmp_path / "stormy", tmp_path / "calm", "models")
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped(whole, tmp_path):
     """It goes on from the last checkpoint; federated runs that it had not come to are refused."""
     config, _ = whole

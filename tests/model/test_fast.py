@@ -215,6 +215,7 @@ def test_checkpointing_of_ranks_that_the_kernels_leave_alone():
     check_checkpointing(network.train(), "news", quick=True)
 
 
+@pytest.mark.long
 def test_large_ranks_and_other_layers_go_the_plain_way():
     config = tiny(lora={"expert_rank": MAX_COLUMNS + 1, "attention_rank": 2, "dropout": 0.0})
     network = randomize(build(config)).eval()

@@ -54,6 +54,7 @@ def test_figures_from_the_command_line(finished, tmp_path, capsys):
     assert r"\mathbf" in table
 
 
+@pytest.mark.long
 def test_the_same_files_every_time(finished, tmp_path, monkeypatch):
     """Whatever the reader's own settings of matplotlib are."""
     import matplotlib as mpl

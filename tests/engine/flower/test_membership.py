@@ -144,6 +144,7 @@ def test_a_server_goes_on_without_the_node_of_a_client_that_left(before, tmp_pat
     close(nodes)
 
 
+@pytest.mark.long
 def test_a_nodes_folder_is_complete_without_who_left(before, tmp_path):
     config, _ = before
     nodes = residents(config, tmp_path, GROUPS)
