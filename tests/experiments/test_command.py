@@ -155,6 +155,9 @@ def test_a_later_experiment_finds_what_is_there(tiny, small, capsys, monkeypatch
     assert "expected time: none, all runs are there" in out
     assert len(runs.made) == 1
     assert contents(tiny / "out" / "runs") == before
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words = ["reproduce", "kd", "--seeds", "41", "--out", "out", "--devices", "cuda"]
+    assert main(words) == 0  # nothing is to run, so no GPU is needed
 
 
 def test_a_table_that_cannot_be_written_does_not_stop_the_others(tiny, small, capsys, monkeypatch):

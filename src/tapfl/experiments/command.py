@@ -107,7 +107,8 @@ def _reproduce(options: argparse.Namespace) -> None:
     print(_described(plan, chosen, len(seeds), len(where)), flush=True)
     if options.dry_run:
         return
-    check_devices(where)
+    if plan.missing:  # tables of runs that are there need no device
+        check_devices(where)
     write_index(out, plan, chosen, options.model, options.scale)
     failed = []
     if plan.missing:
