@@ -86,6 +86,40 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):
     assert message in captured.err
 
 
+@pytest.mark.parametrize(("words", "line"), [
+    ("run quickstart --seed x", "tapfl run: --seed: expected a whole number, got 'x'"),
+    ("run quickstart --seed", "tapfl run: --seed: expected one argument"),
+    ("run quickstart --sede 4", "tapfl run: unknown option --sede"),
+    ("run quickstart --engine ray", "tapfl run: --engine: invalid choice: 'ray' (choose from"),
+    ("run quickstart flava vilt", "tapfl run: not expected: flava vilt"),
+    ("reproduce main --jobs x", "tapfl reproduce: --jobs: expected a whole number, got 'x'"),
+    ("reproduce", "tapfl reproduce: the following arguments are required: EXPERIMENT"),
+    ("deploy local quickstart --out here --join soon",
+     "tapfl deploy local: --join: expected a number, got 'soon'"),
+    ("deploy local quickstart --out here --joint 3", "tapfl deploy local: unknown option --joint"),
+    ("deploy lokal", "tapfl deploy: COMMAND: invalid choice: 'lokal' (choose from"),
+    ("runn", "tapfl: COMMAND: invalid choice: 'runn' (choose from"),
+    ("--verbose run quickstart", "tapfl: unknown option --verbose"),
+])
+def test_what_the_parser_refuses_is_one_line(words, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(line)
+    assert err.endswith(f"({line.partition(':')[0]} --help)\n")
+    assert err.count("\n") == 1
+
+
+def test_the_parser_quotes_what_was_typed_in_one_line(capsys):
+    for words in (["--seed", "4\n5"], ["--a\nb"], ["--seed", "x" * 5000], ["\udcff", "\udcff"]):
+        with pytest.raises(SystemExit):
+            main(["run", "quickstart", *words])
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert len(err) < 2100
+
+
 def test_presets_are_listed(capsys):
     assert main(["presets"]) == 0
     out = capsys.readouterr().out

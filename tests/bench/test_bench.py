@@ -99,6 +99,7 @@ def test_what_the_parser_refuses(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["bench", *arguments])
     assert caught.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_without_a_name_it_tells_which_there_are(capsys):

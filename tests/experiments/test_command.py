@@ -70,7 +70,7 @@ def contents(folder):
     ("kd --seeds 9223372036854775808", "--seeds 9223372036854775808: expected different numbers"),
     ("kd --devices gpu", "--devices gpu: expected cpu, cuda or cuda:N"),
     ("kd --jobs 0", "--jobs 0: expected at least 1"),
-    ("kd --jobs x", "argument --jobs: invalid int value: 'x'"),
+    ("kd --jobs x", "--jobs: expected a whole number, got 'x'"),
     ("kd --data nowhere", "--data nowhere: no such folder"),
     ("kd --data file", "--data file: expected a folder, not a file"),
     ("kd --model offline-pair --data .", "--data .: no .parquet files here"),
@@ -84,10 +84,9 @@ def test_wrong_input_is_one_line(tiny, capsys, words, message):
         status = main(["reproduce", *words.split()])
     except SystemExit as ended:
         status = ended.code
-    lines = capsys.readouterr().err.strip().splitlines()
+    (line,) = capsys.readouterr().err.splitlines()
     assert status == 2
-    assert message in lines[-1]
-    assert len(lines) == 1 or lines[0].startswith("usage:")
+    assert message in line
     assert sorted(tiny.iterdir()) == before
 
 

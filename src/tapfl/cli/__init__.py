@@ -16,6 +16,7 @@ from tapfl import __version__
 from tapfl.bench.command import add_bench
 from tapfl.cli.membership import add_join, add_leave
 from tapfl.cli.models import add_export, add_model, add_predict, add_pretrain
+from tapfl.cli.parser import Parser
 from tapfl.cli.privacy import add_privacy
 from tapfl.cli.results import add_footprint, add_report, add_table, add_verdict, add_watch
 from tapfl.cli.run import add_run
@@ -76,7 +77,7 @@ def _printable(line: str) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="tapfl",
         description="Personalise multi-modal, multi-task foundation models in federated learning.",
         epilog="Start with: tapfl run quickstart",
