@@ -74,6 +74,7 @@ def contents(folder):
     ("kd --data nowhere", "--data nowhere: no such folder"),
     ("kd --data file", "--data file: expected a folder, not a file"),
     ("kd --model offline-pair --data .", "--data .: no .parquet files here"),
+    ("kd --data .", "--data .: --model mini reads no data folder: its data are made"),
     ("kd --out file", "--out file: file is not a folder"),
     ("kd --out file/below", "--out file/below: file is not a folder"),
     ("--seeds 41", "the following arguments are required: EXPERIMENT")])
@@ -118,6 +119,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tiny, capsys):
     assert len(re.findall(r"^  (fedavg|disentafl)-s4[12]-[0-9a-f]{10}-[0-9a-f]{6}: ", out,
                           re.M)) == 4
     assert sorted(tiny.iterdir()) == before
+
+
+def test_a_mirror_for_other_models_is_no_fault(tiny, monkeypatch):
+    monkeypatch.setenv("TAPFL_DATA", str(tiny))
+    assert reproduce("kd", "--seeds", "41", "--dry-run") == 0
 
 
 def test_without_checkpoints(tiny, small, capsys, monkeypatch):

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tapfl.experiments.command import write_and_say
-from tapfl.verbs import Verbs, add_verb, data_folder
+from tapfl.verbs import Verbs, add_verb
 
 
 def add_join(verbs: Verbs) -> None:
@@ -43,12 +43,10 @@ def _join(options: argparse.Namespace) -> None:
     from tapfl.report.tables import show
     from tapfl.use.join import join
 
-    data_folder(options.data)
-    more = [f"data.folder={options.data}"] if options.data else []
     display = progress(options.quiet)
     try:
         joined = join(options.run_folder, options.federation, options.out, alone=options.alone,
-                      overrides=[*options.overrides, *more], device=options.device,
+                      overrides=options.overrides, data=options.data, device=options.device,
                       modules=options.modules, notify=display)
     finally:
         display.close()

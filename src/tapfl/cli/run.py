@@ -10,7 +10,7 @@ from typing import Any
 
 from tapfl.errors import TapflError
 from tapfl.experiments.command import add_places, run_seeds, write_and_say
-from tapfl.verbs import Verbs, add_config, add_verb, beside, data_folder
+from tapfl.verbs import Verbs, add_config, add_verb, beside
 
 
 def add_run(verbs: Verbs) -> None:
@@ -145,6 +145,7 @@ def _run_config(options: argparse.Namespace) -> Any:
     """Return the configuration that was asked for, or that of the run to continue."""
     from tapfl.config import load_config
     from tapfl.engine.run import stored_config
+    from tapfl.use.mirror import with_mirror
 
     if options.preset is None:
         if options.overrides or options.seed is not None or options.threads is not None:
@@ -159,10 +160,7 @@ def _run_config(options: argparse.Namespace) -> Any:
         more += [] if options.threads is None else [f"threads={options.threads}"]
         more += ["speed.compile=true"] if options.compile else []
         config = load_config(options.preset, [*options.overrides, *more])
-    if options.data:
-        data_folder(options.data)
-        config = config.with_data(options.data)
-    return config
+    return with_mirror(config, options.data)
 
 
 def _folder(folder: Path, resume: bool) -> Path:

@@ -59,9 +59,9 @@ def _validate(options: argparse.Namespace) -> None:
     from tapfl.config import load_config
     from tapfl.engine.validate import validate
     from tapfl.report.progress import progress
+    from tapfl.use.mirror import with_mirror
 
-    overrides = [*options.overrides, *([f"data.folder={options.data}"] if options.data else [])]
-    config = load_config(options.preset, overrides)
+    config = with_mirror(load_config(options.preset, options.overrides), options.data)
     display = progress()
     try:
         found = validate(config, options.modules or beside(options.preset),

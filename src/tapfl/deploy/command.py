@@ -10,7 +10,7 @@ from typing import Any
 
 from tapfl.deploy.operate import add_status, add_stop
 from tapfl.errors import TapflError
-from tapfl.verbs import Verbs, add_verb, data_folder
+from tapfl.verbs import Verbs, add_verb
 
 PATIENCE = ("join", "round", "finish", "minimum")
 
@@ -241,14 +241,11 @@ def _local(options: argparse.Namespace) -> None:
 
 def _config(options: argparse.Namespace) -> Any:
     from tapfl.config import load_config
+    from tapfl.use.mirror import with_mirror
 
     more = [f"{key}={value}" for key, value in (
         ("seed", options.seed), ("threads", options.threads)) if value is not None]
-    config = load_config(options.preset, [*options.overrides, *more])
-    if options.data:
-        data_folder(options.data)
-        config = config.with_data(options.data)
-    return config
+    return with_mirror(load_config(options.preset, [*options.overrides, *more]), options.data)
 
 
 def _patience(options: argparse.Namespace) -> Any:

@@ -89,6 +89,7 @@ def _reproduce(options: argparse.Namespace) -> None:
     from tapfl.experiments.index import write_index
     from tapfl.experiments.plan import make_plan
     from tapfl.experiments.write import write_experiment
+    from tapfl.use.mirror import refuse_unread
 
     chosen = find_experiments(options.experiments, options.model, options.scale)
     seeds, small = read_seeds(options.seeds), options.scale == "small"
@@ -96,6 +97,9 @@ def _reproduce(options: argparse.Namespace) -> None:
     data = options.data or (Path(os.environ["TAPFL_DATA"]) if os.environ.get("TAPFL_DATA")
                             else None)
     data_folder(data)
+    if options.data:  # TAPFL_DATA may be there for other models
+        refuse_unread(MODELS[options.model].config(small), options.data,
+                      f"--model {options.model}")
     _check_folder(out)
 
     def planned() -> Any:

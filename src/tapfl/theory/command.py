@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -86,12 +87,14 @@ def _analysis(options: argparse.Namespace) -> Analysis:
     estimates = None
     if is_dir(options.federation):
         from tapfl.engine.run import pick_device
-        from tapfl.theory.estimate import changed, estimate, stored
+        from tapfl.theory.estimate import estimate, stored
+        from tapfl.use.mirror import with_mirror
 
         if options.overrides:
             raise TapflError(f"--set {options.overrides[0]}: a run has its configuration; expected "
                              "--local-steps, --rounds or --step-size")
-        run = changed(stored(Path(options.federation)), options.data)
+        run = stored(Path(options.federation))
+        run = dataclasses.replace(run, config=with_mirror(run.config, options.data))
         estimates = estimate(run, pick_device(options.device), options.batches, options.clients)
         config = run.config
     else:

@@ -6,7 +6,6 @@ particular can only be larger than what a few directions show.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -209,11 +208,3 @@ class _Estimation:
 
 def _norm(parts: dict[str, Tensor]) -> float:
     return math.sqrt(sum(float(value.double().square().sum()) for value in parts.values()))
-
-
-def changed(run: Stored, data: str | None) -> Stored:
-    """Return the run with its data found elsewhere."""
-    if data is None:
-        return run
-    moved = run.config.data.model_copy(update={"folder": data})
-    return dataclasses.replace(run, config=run.config.model_copy(update={"data": moved}))

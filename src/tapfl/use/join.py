@@ -19,6 +19,7 @@ from tapfl.federated.fedper import FedPer
 from tapfl.federated.method import FederatedMethod
 from tapfl.methods import LOCAL, RunSpec, federated_runs, method_specs, names_own_code
 from tapfl.reading import check
+from tapfl.use.mirror import with_mirror
 
 ALONE = "alone"  # the variant that stands for training without a federation
 
@@ -33,17 +34,19 @@ class Joined:
 
 
 def join(folder: Path | str, federation: Path | str, out: Path | str, *,
-         overrides: Iterable[str] = (), alone: bool = False, device: str = "auto",
-         modules: Path | None = None, notify: Subscriber = nobody) -> Joined:
+         overrides: Iterable[str] = (), data: Path | str | None = None, alone: bool = False,
+         device: str = "auto", modules: Path | None = None,
+         notify: Subscriber = nobody) -> Joined:
     """Let the clients of a federation file join a stored run; write a run's folder ``out``.
 
     Each gets the run's W, with fresh blocks where that has none, and makes its personal models from
-    it as the run's methods do in the end. ``alone`` adds training from fresh blocks alone, for as
-    many steps. The stored run is only read.
+    it as the run's methods do in the end. ``data`` is a folder that mirrors the hub's data sets.
+    ``alone`` adds training from fresh blocks alone, for as many steps. The stored run is only read.
     """
     origin = Origin(Path(folder))
     config, omitted = newcomers(origin, Path(federation), overrides, alone, modules)
     _check_names(origin, config)
+    config = with_mirror(config, data)
     return Joined(config, run(config, out, device=device, notify=notify, modules=modules), omitted)
 
 
