@@ -283,7 +283,7 @@ def test_damaged_events_are_one_line(tmp_path):
     seed = SeedOfPart(tmp_path, None, [], {"tap": (tmp_path, "tap")})
     event = '{"event": "replacement", "method": "tap", "round": 0}\n'
     for text, found in ((event + event[:20], "line 2: not the events of a run"),
-                        (event + "[1]\n", "line 2: not an event of a run")):
+                        (event + "[1]\n", "line 2: not the events of a run")):
         path.write_text(text)
         with pytest.raises(TapflError, match=found):
             list(seed.events("tap", "replacement"))

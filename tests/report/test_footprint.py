@@ -124,6 +124,29 @@ def test_the_papers_rows_are_the_papers():
     assert paper["tap_total"] - paper["total"] == 38_124_175
 
 
+@pytest.mark.parametrize(("spoil", "message"), [
+    (lambda event: [event], r"not the events of a run \(expected a JSON object, got list\)"),
+    (lambda event: {}, r"not an event of a run \(KeyError: 'event'\)"),
+    (lambda event: event | {"contributors": None}, r"not an event of a run \(AttributeError: "),
+    (lambda event: event | {"contributors": {"?": ["news"]}}, r"not an event .*KeyError: '\?'"),
+    (lambda event: event | {"bytes_up": "many"}, r"not an event of a run \(ValueError: ")])
+def test_a_damaged_event_is_one_line_that_names_it(tmp_path, paid, spoil, message):
+    _, out = paid
+    shutil.copytree(out, tmp_path / "copy")
+    path = tmp_path / "copy" / "events.jsonl"
+    lines = path.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if '"event": "round"' in line)
+    lines[place] = json.dumps(spoil(json.loads(lines[place])))
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(TapflError, match=rf"events\.jsonl, line {place + 1}: {message}") as error:
+        footprint(tmp_path / "copy")
+    assert "\n" not in str(error.value)
+    lines[place] = "[" * 100_000
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(TapflError, match=rf"line {place + 1}: not the events of a run"):
+        footprint(tmp_path / "copy")
+
+
 def test_bad_input(tmp_path, paid):
     _, out = paid
     with pytest.raises(TapflError, match="--format word: expected"):
@@ -132,10 +155,6 @@ def test_bad_input(tmp_path, paid):
         footprint(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(out, copy)
-    with (copy / "events.jsonl").open("a") as file:
-        file.write("[1]\n")
-    with pytest.raises(TapflError, match=r"events\.jsonl, line \d+: not the events of a run"):
-        footprint(copy)
     (copy / "events.jsonl").unlink()
     with pytest.raises(TapflError, match="not the events of a run"):
         footprint(copy)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,22 @@ def read_timeline(folders: Sequence[tuple[Path, int]], under_way: bool = False) 
     timeline = Timeline()
     for folder, seed in folders:
         if (folder / FILE).is_file():
-            for event, where in event_lines(folder / FILE, under_way):
-                try:
-                    timeline.add(event, seed)
-                except (KeyError, TypeError, ValueError, AttributeError) as error:
-                    raise TapflError(f"{where}: not an event of a run "
-                                     f"({type(error).__name__}: {error})") from None
+            read_events(folder / FILE, functools.partial(timeline.add, seed=seed), under_way)
     return timeline
 
 
-def event_lines(path: Path, under_way: bool = False) -> Iterator[tuple[Mapping[str, Any], str]]:
+def read_events(path: Path, take: Callable[[Mapping[str, Any]], None],
+                under_way: bool = False) -> None:
+    """Hand every event to ``take``; what it cannot take is no event of a run."""
+    for event, where in event_lines(path, under_way):
+        try:
+            take(event)
+        except (LookupError, ArithmeticError, TypeError, ValueError, AttributeError) as error:
+            raise TapflError(f"{where}: not an event of a run "
+                             f"({type(error).__name__}: {error})") from None
+
+
+def event_lines(path: Path, under_way: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield events, and where they stand; of a run under way the last may be half written."""
     number = 0
     try:
@@ -132,7 +139,10 @@ def event_lines(path: Path, under_way: bool = False) -> Iterator[tuple[Mapping[s
                 number += 1
                 if under_way and not line.endswith("\n"):
                     return
-                yield json.loads(line), f"{path}, line {number}"
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    raise ValueError(f"expected a JSON object, got {type(event).__name__}")
+                yield event, f"{path}, line {number}"
     except (OSError, ValueError, RecursionError) as error:
         raise TapflError(f"{path}, line {number}: not the events of a run ({error})") from None
 
