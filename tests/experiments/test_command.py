@@ -18,7 +18,7 @@ from tapfl.experiments.catalogue import Experiment, Part
 from tapfl.experiments.command import _checkpointed, read_seeds
 from tapfl.experiments.plan import Run
 from tapfl.experiments.write import write_experiment
-from tests.experiments.tiny import InProcess, tiny_model, tiny_preset
+from tests.experiments.tiny import InProcess, contents, tiny_model, tiny_preset
 
 
 @pytest.fixture
@@ -47,12 +47,6 @@ def in_process(monkeypatch, fails=()):
 
 def reproduce(*words, out="out"):
     return main(["reproduce", *words, "--devices", "cpu", "--jobs", "1", "--out", out])
-
-
-def contents(folder):
-    """Return all files below a folder: when they were written, and what they hold."""
-    return {path: (path.stat().st_mtime_ns, path.read_bytes())
-            for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 # What a user may get wrong
@@ -163,6 +157,33 @@ def test_a_later_experiment_finds_what_is_there(tiny, small, capsys, monkeypatch
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     words = ["reproduce", "kd", "--seeds", "41", "--out", "out", "--devices", "cuda"]
     assert main(words) == 0  # nothing is to run, so no GPU is needed
+
+
+def test_a_damaged_run_is_made_again(tiny, small, capsys, monkeypatch):
+    runs = in_process(monkeypatch)
+    assert reproduce("kd", "--seeds", "41") == 0
+    (name,) = runs.made
+    damaged = tiny / "out" / "runs" / name
+    (damaged / "results.csv").write_text((damaged / "results.csv").read_text()[:-20])
+    table = (tiny / "out" / "kd.md").read_text()
+    before, left = contents(tiny / "out"), contents(damaged)
+    capsys.readouterr()
+    assert reproduce("kd", "--seeds", "41", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert "there: 0; to run: 1" in out
+    assert (f"  {name}-2: fedavg, fedavg+post\n  cannot be used, counts as not there: out/runs/"
+            f"{name}/results.csv: ") in out
+    assert contents(tiny / "out") == before
+    assert reproduce("kd", "--seeds", "41") == 0
+    assert runs.made == [name, f"{name}-2"]
+    assert contents(damaged) == left
+    assert (tiny / "out" / "kd.md").read_text() == table
+    capsys.readouterr()
+    assert reproduce("kd", "--seeds", "41") == 0
+    out = capsys.readouterr().out
+    assert "there: 1; to run: 0" in out
+    assert "cannot be used" not in out
+    assert len(runs.made) == 2
 
 
 def test_a_table_that_cannot_be_written_does_not_stop_the_others(tiny, small, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from tapfl.experiments.plan import ASIDE, combined, data_listing, keys, make_pla
 from tapfl.experiments.results import seeds_of
 from tapfl.methods import PERSONAL_SECTIONS, method_specs
 from tests.experiment import FEDERATION, tiny_experiment
-from tests.experiments.tiny import make_runs, tiny_model
+from tests.experiments.tiny import contents, make_runs, tiny_model
 
 FIRST = Experiment("first", "?", (Part("usual", ("fedavg", "fedavg+post", "tap")),))
 # The same names with other settings of what comes after federation, and one model that is equal.
@@ -235,14 +236,55 @@ def test_an_unfinished_run_is_resumed_and_what_it_lacks_is_added(copied):
     assert plan.complete_runs == 0
 
 
-@pytest.mark.parametrize("lost", ["results.csv", "events.jsonl"])
-def test_a_run_counts_with_all_its_files(copied, lost):
+def lines_kept(share, more=""):
+    """Return what leaves the first lines of a file alone, and adds something."""
+    def spoil(path):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(lines[:int(share * len(lines))]) + more)
+    return spoil
+
+
+@pytest.mark.parametrize(("name", "spoil", "fault"), [
+    ("results.csv", Path.unlink, "missing"),
+    ("results.csv", lambda path: path.write_bytes(b"\x00\xff\n"), "not the results of a run"),
+    ("results.csv", lambda path: path.write_text("a,b\n"), "expected the columns seed, method"),
+    ("results.csv", lambda path: path.write_text(path.read_text()[:-1]),
+     "damaged: its last line is cut off"),
+    ("results.csv", lines_kept(0.5), "damaged: it lacks tap, client "),
+    ("results.csv", lines_kept(0.5, "41,tap,"), "damaged: its last line is cut off"),
+    ("results.csv", lines_kept(0.5, "41,tap,\n"), "not the results of a run"),
+    ("events.jsonl", Path.unlink, "missing"),
+    ("events.jsonl", lines_kept(1.0, '{"event": "rou'), "not the events of a run"),
+    ("events.jsonl", lines_kept(1.0, "{}\n"), "not an event of a run"),
+    ("events.jsonl", lines_kept(0.5), "damaged: it has 1 of the 2 rounds of fedavg"),
+    ("run.json", Path.unlink, "not a readable record"),
+    ("run.json", lambda path: path.write_text("{"), "not a readable record")])
+def test_a_damaged_run_counts_as_not_there_and_stays(copied, name, spoil, fault):
     model, out = copied
-    (only_run(out) / lost).unlink()
+    folder = only_run(out)
+    spoil(folder / name)
+    before = contents(folder)
     plan = make_plan([FIRST], model, True, [41], out)
     (run,) = plan.missing
     assert not run.resumes
-    assert run.folder != only_run(out)
+    assert run.folder == folder.with_name(f"{folder.name}-2")
+    (line,) = plan.unused
+    assert line.startswith(str(folder / name))
+    assert fault in line
+    assert "\n" not in line
+    assert not make_plan([FIRST], model, True, [42], out).unused  # another run: it is not asked for
+    assert contents(folder) == before
+
+
+def test_a_damaged_run_is_not_spoken_of_once_there_is_another(copied, done):
+    model, out = copied
+    folder = only_run(out)
+    (folder / "results.csv").write_text("")
+    (run,) = make_plan([FIRST], model, True, [41], out).missing
+    shutil.copytree(only_run(done[1]), run.folder)
+    plan = make_plan([FIRST], model, True, [41], out)
+    assert (plan.missing, plan.unused) == ([], [])
+    assert {found for found, _ in plan.there.values()} == {run.folder}
 
 
 def test_other_versions_count_only_if_asked_for(copied, monkeypatch):
@@ -279,10 +321,3 @@ def test_what_a_failed_start_left_is_no_run(done, tmp_path):
     (run.folder / ".lock").touch()
     (again,) = make_plan([FIRST], model, True, [41], tmp_path).missing
     assert again.folder == run.folder
-
-
-def test_a_run_whose_record_cannot_be_read_counts_for_nothing(copied):
-    model, out = copied
-    assert not make_plan([FIRST], model, True, [41], out).missing
-    (only_run(out) / "run.json").write_text("{")
-    assert make_plan([FIRST], model, True, [41], out).missing

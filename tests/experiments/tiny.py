@@ -31,6 +31,12 @@ def make_runs(plan):
         run(each.config, each.folder, resume=each.resumes, device="cpu")
 
 
+def contents(folder):
+    """Return all files below a folder: when they were written, and what they hold."""
+    return {path: (path.stat().st_mtime_ns, path.read_bytes())
+            for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
 class InProcess:
     """Stands for ``execute``: makes jobs here, and lets those fail that ``fails`` names."""
 

@@ -154,7 +154,7 @@ def _end(failed: Sequence[Any], missing: Sequence[Any] = (), again: str = AGAIN)
         raise TapflError(f"{len(failed)} run(s) failed; the others are kept, {again} tries again")
     if missing:
         raise TapflError(f"{len(missing)} run(s) are still missing: tapfl's code changed while "
-                         f"they ran; {again} makes them anew")
+                         f"they ran, or their files are damaged; {again} makes them anew")
 
 
 def _places(options: argparse.Namespace) -> Any:
@@ -177,6 +177,7 @@ def _described(plan: Any, chosen: Sequence[Any], seeds: int, at_once: int) -> st
     for run in plan.missing:
         lines.append(f"  {run.folder.name}: {', '.join(run.config.methods)}"
                      + (" (goes on)" if run.resumes else ""))
+    lines += [f"  cannot be used, counts as not there: {fault}" for fault in plan.unused]
     lines.append(_expected(plan, at_once))
     return "\n".join(lines)
 

@@ -19,9 +19,11 @@ from typing import Any
 
 from tapfl.config import Config, FederationConfig
 from tapfl.data.participants import load_federation
-from tapfl.engine.record import FILE, RunRecord, code_digest, read_record
+from tapfl.engine.folder import MADE
+from tapfl.engine.record import RunRecord, code_digest, read_record
 from tapfl.errors import TapflError
 from tapfl.experiments.catalogue import Experiment, Model, Part
+from tapfl.experiments.whole import check_whole
 from tapfl.methods import PERSONAL_SECTIONS, MethodSpec, folder_name, is_ours, method_specs
 from tapfl.model.weights import SHIPPED
 from tapfl.reading import check
@@ -63,6 +65,7 @@ class Plan:
     there: dict[str, tuple[Path, str]]  # key -> a finished run, and the model's name in it
     missing: list[Run] = field(default_factory=list)
     finished: list[RunRecord] = field(default_factory=list)  # all runs that are done, needed or not
+    faults: list[tuple[str, str]] = field(default_factory=list)  # base, why a run of it is not used
 
     @property
     def models(self) -> int:
@@ -77,9 +80,17 @@ class Plan:
     @property
     def complete_runs(self) -> int:
         """How many of these have all their models already."""
-        return self.federated_runs - len({
-            model.base for models in self.needed.values() for model in models
-            if model.key not in self.there})
+        return self.federated_runs - len(self._lacking)
+
+    @property
+    def _lacking(self) -> set[str]:
+        return {model.base for models in self.needed.values() for model in models
+                if model.key not in self.there}
+
+    @property
+    def unused(self) -> list[str]:
+        """What is wrong with runs that cannot be used, where others have to be made."""
+        return [fault for base, fault in self.faults if base in self._lacking]
 
     def has(self, experiment: int) -> bool:
         """Return whether all models of an experiment are there."""
@@ -186,26 +197,33 @@ def _look(out: Path, plan: Plan, any_version: bool) -> dict[str, list[tuple[Path
     unfinished: dict[str, list[tuple[Path, RunRecord]]] = {}
     wanted = {model.base for models in plan.needed.values() for model in models}
     found = [(folder, match) for folder in sorted((out / "runs").glob("*"))
-             if (match := FOLDER.fullmatch(folder.name)) and (folder / FILE).is_file()]
+             if (match := FOLDER.fullmatch(folder.name)) and _holds_run(folder)]
     for folder, match in sorted(found, key=lambda pair: not _is_current(pair[1][2])):
+        asked_for = match[1] in wanted and (_is_current(match[2]) or any_version)
         try:
             record = read_record(folder)
             specs = method_specs(record.config)
-        except TapflError:  # of another version, or damaged: it counts for nothing
-            continue
-        if record.finished:
-            plan.finished.append(record)
-        # The code may have changed after the folder got its name.
-        current = _is_current(match[2]) and _is_current(str(record.environment.get("code")))
-        if match[1] not in wanted or not (current or any_version):
-            continue
-        if not record.finished:
-            if current:
+            if record.finished:
+                plan.finished.append(record)
+            # The code may have changed after the folder got its name.
+            current = _is_current(match[2]) and _is_current(str(record.environment.get("code")))
+            if not asked_for or not (current or any_version):
+                continue
+            if record.finished:
+                check_whole(folder, record)
+                for spec in specs:
+                    plan.there.setdefault(_key(spec, match[1]), (folder, spec.name))
+            elif current:
                 unfinished.setdefault(match[1], []).append((folder, record))
-        elif (folder / "results.csv").is_file() and (folder / "events.jsonl").is_file():
-            for spec in specs:
-                plan.there.setdefault(_key(spec, match[1]), (folder, spec.name))
+        except TapflError as error:  # of another version, or damaged: it counts for nothing
+            if asked_for:
+                plan.faults.append((match[1], str(error)))
     return unfinished
+
+
+def _holds_run(folder: Path) -> bool:
+    """Return whether a run has written here, if only a part; a start that failed leaves a lock."""
+    return any((folder / name).exists() for name in MADE)
 
 
 def _is_current(code: str) -> bool:
@@ -243,11 +261,11 @@ def _reading(config: Config, data: Path | None) -> Config:
 
 
 def _folder(out: Path, model: Needed) -> Path:
-    """Return a folder for a new run; what a start has left that failed is no run."""
+    """Return a folder for a new run: one that cannot be used stays as it is."""
     name = folder_name(model.spec.federated.rpartition(":")[2]).lower()
     folder = out / "runs" / f"{name}-s{model.config.seed}-{model.base}-{code_digest()[:VERSION]}"
     free, number = folder, 1
-    while (free / FILE).exists():
+    while _holds_run(free):
         number += 1
         free = folder.with_name(f"{folder.name}-{number}")
     return free

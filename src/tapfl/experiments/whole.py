@@ -1,0 +1,42 @@
+"""Whether a finished run still has all that it wrote: tables of a part of it would be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tapfl.data.participants import tasks_of
+from tapfl.engine.record import RunRecord
+from tapfl.engine.results import read_results
+from tapfl.errors import TapflError, as_tapfl_error
+from tapfl.methods import federated_runs, method_specs
+from tapfl.report.timeline import FILE, read_timeline
+
+RESULTS = "results.csv"
+
+
+def check_whole(folder: Path, record: RunRecord) -> None:
+    """Refuse a finished run whose results or events are missing, unreadable or cut off."""
+    for name in (RESULTS, FILE):
+        if not (folder / name).is_file():
+            raise TapflError(f"{folder / name}: missing")
+    _check_results(folder / RESULTS, record)
+    rounds = read_timeline([(folder, record.seed)]).rounds
+    for run in federated_runs(method_specs(record.config)):
+        if rounds[run.name] < run.config.train.rounds:
+            raise TapflError(f"{folder / FILE}: damaged: it has {rounds[run.name]} of the "
+                             f"{run.config.train.rounds} rounds of {run.name}")
+
+
+def _check_results(path: Path, record: RunRecord) -> None:
+    """Refuse results that lack a line, or the end of the last one."""
+    with as_tapfl_error(f"{path}: cannot be read"):
+        whole = path.read_bytes().endswith(b"\n")
+    if not whole:  # it may still be read: a shorter number is a number, too
+        raise TapflError(f"{path}: damaged: its last line is cut off")
+    rows = {(row["method"], row["client"], row["task"]) for row in read_results(path)}
+    for method in record.config.methods:
+        for client, tasks in tasks_of(record.federation, record.config.federation).items():
+            for task in tasks if client not in record.left else ():
+                if (method, client, task) not in rows:
+                    raise TapflError(f"{path}: damaged: it lacks {method}, client {client}, task "
+                                     f"{task}")
