@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import ClassVar
@@ -14,6 +15,7 @@ from tapfl.data.federation import Client
 from tapfl.federated.context import Losses
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.stepper import Stepper
+from tapfl.federated.still import Still
 from tapfl.federated.training import Minibatch, local_training, task_gradients
 
 
@@ -30,21 +32,23 @@ class PerFedAvg(FederatedMethod):
     def train(self, client: Client, round_: int) -> Losses:
         """Take tau meta-steps, each on independent minibatches."""
         train, inner_lr = self.context.config.train, self._inner_lr(round_)
+        slope = self._slope.parameters(self.owned(client))
         return local_training(
             self.context, self.network, client, self.owned(client), steps=train.local_steps,
             lr=train.rate(round_), round_=round_, role="federated", batches_per_step=3,
-            step=lambda stepper, stream: self._meta_step(list(islice(stream, 3)), stepper,
+            step=lambda stepper, stream: self._meta_step(list(islice(stream, 3)), stepper, slope,
                                                          inner_lr))
 
-    def _meta_step(self, batches: Sequence[Minibatch], stepper: Stepper,
+    def _meta_step(self, batches: Sequence[Minibatch], stepper: Stepper, slope: list[Tensor],
                    inner_lr: float) -> tuple[Minibatch, dict[str, Tensor]]:
         parameters, seen = stepper.parameters, dict[str, Tensor]()
 
         def gradient(minibatch: Minibatch) -> list[Tensor]:
-            losses, found = task_gradients(self.network, stepper, minibatch)
+            losses = self._find_slope(stepper, minibatch, slope)
             if minibatch is batches[1]:
-                seen.update(losses)  # what the adapted model loses on data it has not seen
-            return found
+                # What the adapted model loses on data it has not seen.
+                seen.update({task: loss.clone() for task, loss in losses.items()})
+            return slope
 
         settings = self.context.config.perfedavg
         meta = meta_gradient(parameters, gradient, batches, inner_lr,
@@ -54,16 +58,35 @@ class PerFedAvg(FederatedMethod):
         stepper.move(parameters)
         return batches[1], seen
 
+    def _find_slope(self, stepper: Stepper, minibatch: Minibatch,
+                    slope: list[Tensor]) -> dict[str, Tensor]:
+        """Write the gradient of a minibatch to ``slope``; return the tasks' losses."""
+        def body(parts: Minibatch) -> dict[str, Tensor]:
+            losses, found = task_gradients(self.network, stepper, parts)
+            torch._foreach_copy_(slope, found)
+            return losses
+
+        return stepper.run("slope", body, minibatch)
+
+    @functools.cached_property
+    def _slope(self) -> Still:
+        """Room for the gradient: one of minibatches and no whole step is captured as a graph.
+
+        A step has two minibatches or three, and there are far more kinds of pairs than of
+        minibatches.
+        """
+        return Still(self.network)
+
     def adapt(self, client: Client) -> None:
         """Take inner steps on the client's training data, never on test data."""
-        config = self.context.config
+        config, slope = self.context.config, self._slope.parameters(self.owned(client))
         inner_lr = self._inner_lr(config.train.rounds)
 
         def inner_step(stepper: Stepper, stream: Iterator[Minibatch],
                        ) -> tuple[Minibatch, dict[str, Tensor]]:
             minibatch = next(stream)
-            losses, found = task_gradients(self.network, stepper, minibatch)
-            _move(stepper.parameters, found, -inner_lr)
+            losses = self._find_slope(stepper, minibatch, slope)
+            _move(stepper.parameters, slope, -inner_lr)
             return minibatch, losses
 
         local_training(self.context, self.network, client, self.owned(client),
@@ -82,17 +105,18 @@ def meta_gradient(
 ) -> list[Tensor]:
     """Return the gradient of f(w - a grad f(w)) at w, first-order or (with delta) Hessian-free.
 
-    The parameters come back as they were.
+    ``gradient`` may write to the same place each time. The parameters come back as they were.
     """
-    before = [p.detach().clone() for p in parameters]
+    before = _copies([*parameters])
     _move(parameters, gradient(batches[0]), -inner_lr)  # w~ = w - a grad f(w; D)
     meta = gradient(batches[1])  # g = grad f(w~; D')
     if delta is not None:
+        meta = _copies(meta)
         # The same dropout in both, or their difference would be noise divided by delta.
         rng_state = _rng_state()
         _restore(parameters, before)
         _move(parameters, meta, delta)
-        above = gradient(batches[2])
+        above = _copies(gradient(batches[2]))
         _set_rng_state(rng_state)
         _restore(parameters, before)
         _move(parameters, meta, -delta)
@@ -101,6 +125,14 @@ def meta_gradient(
                 for g, up, down in zip(meta, above, below, strict=True)]
     _restore(parameters, before)
     return meta
+
+
+@torch.no_grad()
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    """Return copies, made by a few kernels for all of them."""
+    found = [torch.empty_like(t) for t in tensors]
+    torch._foreach_copy_(found, tensors)
+    return found
 
 
 def _rng_state() -> list[Tensor]:
