@@ -31,11 +31,19 @@ from tapfl.settings.methods import (
 )
 from tapfl.settings.model import BackboneConfig, DecoderConfig, FoundationConfig, LoraConfig
 from tapfl.settings.running import CheckpointConfig, EvaluationConfig, SpeedConfig
-from tapfl.settings.training import HOLDOUT, LOSSES, PostConfig, TapConfig, TrainConfig, warm_up
+from tapfl.settings.training import (
+    GAP,
+    HOLDOUT,
+    LOSSES,
+    PostConfig,
+    TapConfig,
+    TrainConfig,
+    warm_up,
+)
 from tapfl.tasks import NAME
 
 __all__ = [
-    "HOLDOUT", "LOSSES", "MANY", "MAX_THREADS", "NEW", "SAMPLES", "SEED", "WEIGHT",
+    "GAP", "HOLDOUT", "LOSSES", "MANY", "MAX_THREADS", "NEW", "SAMPLES", "SEED", "WEIGHT",
     "CheckpointConfig", "Config", "DataConfig", "EvaluationConfig", "FederationConfig",
     "FoundationConfig", "PathText", "PrivacyConfig", "Section", "SpeedConfig", "TapConfig",
     "TrainConfig", "Variant", "load_config", "preset_names", "preset_summaries", "preset_text",

@@ -1,6 +1,5 @@
-"""Rules of replacement: each against a computation by hand, whole runs against oracles."""
+"""Rules of replacement, each against a computation by hand; test_moves.py has whole runs."""
 
-import copy
 import dataclasses
 import math
 
@@ -13,9 +12,8 @@ from tapfl.config import Config
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
 from tapfl.methods import method_specs
-from tapfl.personal.criteria import Case, Rule, _from_losses, _statistic, moved
+from tapfl.personal.criteria import Case, Rule, _from_gap, _from_losses, _statistic, moved
 from tests.experiment import FederatedRun, read_events, tiny_experiment
-from tests.personal.test_oracle import Oracle, _same
 
 
 def _case(run, name="shapes", distance=0.05):
@@ -153,14 +151,26 @@ def test_shares_from_losses():
     assert _from_losses(1e-200, 1e-190, 100) == 1.0
 
 
+def test_shares_from_the_gap():
+    assert _from_gap(2.0, 2.0, 8) == 0.5
+    # 1 / (1 + e^(k (w - x)))
+    assert _from_gap(1.5, 1.0, 8) == pytest.approx(1 / (1 + math.exp(4)))
+    assert _from_gap(1.0, 1.5, 8) == pytest.approx(1 / (1 + math.exp(-4)))
+    assert _from_gap(math.inf, 1.0, 8) == _from_gap(1e300, 0.0, 100) == 0.0
+    assert _from_gap(0.0, 1e300, 100) == 1.0
+    # Small losses differ by little, though one is half of the other.
+    assert _from_gap(0.16, 0.08, 8) > 0.3 > 0.01 > _from_losses(0.16, 0.08, 8)
+
+
 def test_a_sharper_share_takes_less_of_a_worse_w(held):
     case = _case(held)
     task = case.client.tasks[0]
     worse = dataclasses.replace(case, federated_history={**case.federated_history, task: 1.2},
                                 personal_history={**case.personal_history, task: 1.0})
-    rules = [_rule(held, criterion="always", share="losses", sharpness=k) for k in (1, 4, 16)]
-    found = [rule.shares(worse, [task])[task] for rule in rules]
-    assert found == pytest.approx([1 / (1 + 1.2 ** k) for k in (1, 4, 16)])
+    for share, odds in (("losses", lambda k: 1.2 ** k), ("gap", lambda k: math.exp(0.2 * k))):
+        rules = [_rule(held, criterion="always", share=share, sharpness=k) for k in (1, 4, 16)]
+        found = [rule.shares(worse, [task])[task] for rule in rules]
+        assert found == pytest.approx([1 / (1 + odds(k)) for k in (1, 4, 16)])
 
 
 def test_share_chosen_on_held_out_data(held):
@@ -205,106 +215,11 @@ def test_a_whole_move_copies_and_none_keeps_bit_for_bit(held):
         assert end[name].data_ptr() != source[name].data_ptr()
 
 
-class MovingOracle(Oracle):
-    """TAP whose X goes a part of the way to W."""
-
-    def move(self, client, towards, share_of):
-        personal = self.personal[client.id]
-        with torch.no_grad():
-            for name in self.blocks(client):
-                share = share_of(name)
-                for p, q in zip(personal.blocks[name].parameters(),
-                                towards.blocks[name].parameters(), strict=True):
-                    p.copy_((1 - share) * p + share * q)
-
-    def plain2(self, client):
-        personal, train = self.personal[client.id], self.config.train
-        self.train(personal, client, 2 * self.config.post.steps, train.lr_initial, train.rounds,
-                   "distill")
-        return personal
-
-
-class SoftOracle(MovingOracle):
-    """tap-soft: X goes half of the way to the trained W, trains; in the end again, and 2P steps."""
-
-    def half(self, client):
-        return lambda _: 0.5 if client.id in self.replaced else 1.0
-
-    def round(self, t, cohort):
-        train, sent = self.config.train, []
-        lr = train.rate(t)
-        for client in cohort:
-            local = copy.deepcopy(self.server)
-            self.train(local, client, train.local_steps, lr, t, "federated")
-            sent.append((client, local))
-            self.move(client, local, self.half(client))
-            self.replaced.append(client.id)
-            self.train(self.personal[client.id], client, train.local_steps, lr, t, "personal")
-        self.average(sent)
-
-    def finish(self, client):
-        self.move(client, self.server, self.half(client))
-        return self.plain2(client)
-
-
-class WeighedOracle(MovingOracle):
-    """TAP's rounds; then each block moves by x^k / (x^k + w^k), for its task that asks for most."""
-
-    k = 4
-
-    def finish(self, client):
-        k, losses = self.k, self.h_l[client.id]
-        shares = {task: 1.0 if math.isinf(x) else x ** k / (x ** k + losses[task] ** k)
-                  for task, x in self.h_p[client.id].items()}
-        self.move(client, self.server, lambda name: max(
-            share for task, share in shares.items()
-            if name in self.ownership.blocks_of_task(task)))
-        return self.plain2(client)
-
-
-def _compare(tmp_path, oracle, **settings):
-    # All data in each minibatch: every task is seen whenever its client takes part.
-    config = tiny_experiment(tmp_path, train={"rounds": 4, "batch_size": 200, "local_steps": 1},
-                             lora={"dropout": 0.0}, **settings)
-    run = FederatedRun(config, tmp_path / "run")
-    run.method.network.double()
-    run.method.initial = run.server.blocks = BlockState.extract(run.method.network.blocks)
-    oracle = oracle(run)
-    for t in range(config.train.rounds):
-        run.round(t)
-        oracle.round(t, [oracle.clients[i] for i in run.server.cohort(t)])
-    _same(run.server.blocks, oracle.server.blocks, run.server.blocks)
-    (personalizer,) = run.personalizers
-    for client in oracle.clients:
-        final = run.server.blocks.subset(run.method.owned(client))
-        _same(personalizer.after_federation(client, final), oracle.finish(client).blocks, final)
-
-
-@pytest.mark.long
-def test_a_last_move_by_losses_equals_its_oracle(tmp_path):
-    _compare(tmp_path, WeighedOracle, methods=["tap"], tap={
-        "final_share": "losses", "sharpness": 4, "end": "plain2"})
-
-
-def test_tap_merge_equals_its_oracle(tmp_path, monkeypatch):
-    monkeypatch.setattr(WeighedOracle, "k", 8)
-    _compare(tmp_path, WeighedOracle, methods=["tap-merge"])
-    events = read_events(tmp_path / "run", "replacement")
-    assert {e["share"] for e in events if e["round"] < 4} == {1.0}  # its rounds are TAP's
-
-
-def test_tap_soft_equals_its_oracle(tmp_path):
-    _compare(tmp_path, SoftOracle, methods=["tap-soft"])
-    events = read_events(tmp_path / "run", "replacement")
-    assert {e["share"] for e in events} == {0.5, 1.0}
-    assert all((e["share"] == 1.0) == e["initial"] for e in events)
-    assert {e["margin"] for e in events} == {0.0}
-
-
 RULES = {
     "paired": {"criterion": "paired"}, "gradient": {"criterion": "gradient"},
     "blocks": {"criterion": "gradient", "unit": "block", "share": 0.5},
     "losses": {"criterion": "always", "share": "losses", "sharpness": 4, "final_share": "losses"},
+    "gap": {"share": "gap", "sharpness": 8, "final_share": "gap"},
     "chosen": {"criterion": "always", "share": "holdout", "final_share": "holdout",
                "end": "plain2"},
     "mix": {"criterion": "validation", "share": 0.25, "unit": "block", "end": "mix"}}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tapfl.blocks import BlockState
-from tapfl.config import HOLDOUT, LOSSES, TapConfig
+from tapfl.config import GAP, HOLDOUT, LOSSES, TapConfig
 from tapfl.data.federation import Client
 from tapfl.federated.context import Context, Losses, randomness
 from tapfl.federated.method import FederatedMethod
@@ -159,9 +159,10 @@ class Rule:
     def _how_much(self, case: Case, tasks: list[str], share: float | str) -> dict[str, float]:
         if share == HOLDOUT:
             return self.chosen(case.client, case.personal, case.federated, tasks)
-        if share == LOSSES:
-            return {task: _from_losses(case.federated_history[task], case.personal_history[task],
-                                       self.settings.sharpness) for task in tasks}
+        if share in FOLLOWING:
+            return {task: FOLLOWING[share](case.federated_history[task],
+                                           case.personal_history[task], self.settings.sharpness)
+                    for task in tasks}
         return dict.fromkeys(tasks, float(share))
 
     def chosen(self, client: Client, start: BlockState, end: BlockState,
@@ -216,6 +217,16 @@ def _from_losses(federated: float, personal: float, power: float) -> float:
         return 0.0 if larger else 0.5
     w, x = (math.pow(loss / larger, power) for loss in (federated, personal))  # none overflows
     return x / (w + x)
+
+
+def _from_gap(federated: float, personal: float, k: float) -> float:
+    """Return the share by the losses' difference: W's probability, if e^(-k loss) is its weight."""
+    return (1 - math.tanh(k * (federated - personal) / 2)) / 2  # 1 / (1 + e^gap), no overflow
+
+
+# Shares that follow the losses of W and X.
+FOLLOWING: dict[float | str, Callable[[float, float, float], float]] = {
+    LOSSES: _from_losses, GAP: _from_gap}
 
 
 def _statistic(difference: NDArray[np.float64]) -> float:

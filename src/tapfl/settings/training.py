@@ -9,7 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from tapfl.settings.base import MANY, WEIGHT, WIDE, Section
 
 HOLDOUT = "holdout"  # a share that is chosen on held-out data
-LOSSES = "losses"  # a share that follows from the losses of X and W
+LOSSES = "losses"  # a share that follows from the losses of X and W, by their ratio
+GAP = "gap"  # the same, by their difference
 
 
 def warm_up(initial: float, final: float, rounds: int, round_: int) -> float:
@@ -102,21 +103,22 @@ class TapConfig(Section):
     """
     confidence: float = Field(0.95, ge=0.5, lt=1)
     """The confidence of the ``paired`` test."""
-    share: Annotated[float, Field(gt=0, le=1)] | Literal["losses", "holdout"] = 1.0
-    """How much X takes in: 1 is all of it; less moves X that part of the way to W; ``losses`` takes
-    X's part of the two losses (``sharpness``); ``holdout`` chooses on held-out data.
+    share: Annotated[float, Field(gt=0, le=1)] | Literal["losses", "gap", "holdout"] = 1.0
+    """How much X takes in: 1 is all of it; less moves X that part of the way to W; ``losses`` and
+    ``gap`` follow the losses of the two (``sharpness``); ``holdout`` chooses on held-out data.
     """
     sharpness: float = Field(1.0, gt=0, le=100)
-    """The power k in ``losses``: a share is x^k / (x^k + w^k) for the losses x of X and w of W. It
-    is a half where they are equal; the higher the power, the less X takes from a W that is worse.
+    """The k in shares that follow the losses x of X and w of W: ``losses`` is x^k / (x^k + w^k),
+    ``gap`` is 1 / (1 + e^(k (w - x))). Both are a half where x and w are equal; the higher k, the
+    less X takes from a W that is worse.
     """
     unit: Literal["task", "block"] = "task"
     """By ``task``, a block goes as far as one of its tasks asks for; by ``block``, it is decided
     for itself.
     """
-    final_share: Share | Literal["losses", "holdout"] = 0.0
-    """How far X moves to the final W after federation. ``losses`` takes the losses of the client's
-    last round; ``holdout`` chooses on held-out data.
+    final_share: Share | Literal["losses", "gap", "holdout"] = 0.0
+    """How far X moves to the final W after federation. ``losses`` and ``gap`` take the losses of
+    the client's last round; ``holdout`` chooses on held-out data.
     """
     end: Literal["distill", "plain", "plain2", "mix"] = "distill"
     """What follows: ``distill`` (the paper's stage 2), P steps without a teacher (``plain``), 2P
