@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tapfl.errors import TapflError
-
 Verbs = Any  # argparse's collection of subparsers
 
 
@@ -34,10 +32,3 @@ def add_config(verb: argparse.ArgumentParser, optional: bool = False) -> None:
 def beside(preset: str | None) -> Path | None:
     """Return the folder of a configuration file: a user's own methods may stand in it."""
     return Path(preset).parent if preset and Path(preset).is_file() else None
-
-
-def data_folder(given: Path | str | None) -> None:
-    """Refuse a ``--data`` that is no folder."""
-    if given is not None and not Path(given).is_dir():
-        raise TapflError(f"--data {given}: " + ("expected a folder, not a file"
-                                                if Path(given).exists() else "no such folder"))

@@ -43,10 +43,11 @@ def test_recorded_steps_and_plain_ones_agree(tmp_path):
 
 
 def test_recorded_steps_of_the_other_baselines_agree(tmp_path):
-    methods = ["fedprox", "fedrep", "fedala", "fedavg+ditto", "fedavg+apfl"]
+    methods = ["fedprox", "fedrep", "fedala", "fedavg+ditto", "fedavg+apfl", "hessian-free"]
+    variants = {"hessian-free": {"of": "perfedavg", "perfedavg": {"variant": "hf"}}}
     for name, graphs in (("played", True), ("plain", False)):
-        run(experiment(tmp_path, methods=methods, speed={"graphs": graphs}), tmp_path / name,
-            device="cuda")
+        run(experiment(tmp_path, methods=methods, variants=variants, speed={"graphs": graphs}),
+            tmp_path / name, device="cuda")
     for event in ("round", "personal"):
         played, plain = (losses(tmp_path / name, event) for name in ("played", "plain"))
         assert played

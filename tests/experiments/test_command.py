@@ -116,7 +116,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(tiny, capsys):
 
 
 def test_a_mirror_for_other_models_is_no_fault(tiny, monkeypatch):
-    monkeypatch.setenv("TAPFL_DATA", str(tiny))
+    monkeypatch.setenv("TAPFL_DATA", str(tiny / "nowhere"))
     assert reproduce("kd", "--seeds", "41", "--dry-run") == 0
 
 

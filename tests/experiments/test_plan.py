@@ -244,13 +244,24 @@ def lines_kept(share, more=""):
     return spoil
 
 
+def without(*words):
+    """Return what takes one line away that has all these words."""
+    def spoil(path):
+        lines = path.read_text().splitlines(keepends=True)
+        lines.remove(next(line for line in lines if all(word in line for word in words)))
+        path.write_text("".join(lines))
+    return spoil
+
+
 @pytest.mark.parametrize(("name", "spoil", "fault"), [
     ("results.csv", Path.unlink, "missing"),
     ("results.csv", lambda path: path.write_bytes(b"\x00\xff\n"), "not the results of a run"),
     ("results.csv", lambda path: path.write_text("a,b\n"), "expected the columns seed, method"),
     ("results.csv", lambda path: path.write_text(path.read_text()[:-1]),
      "damaged: its last line is cut off"),
-    ("results.csv", lines_kept(0.5), "damaged: it lacks tap, client "),
+    ("results.csv", lines_kept(0.5), "damaged: it has no accuracy of tap"),
+    ("results.csv", lines_kept(0.99), "of constant for client "),
+    ("results.csv", without("tap", "accuracy"), "damaged: it has no accuracy of tap for client "),
     ("results.csv", lines_kept(0.5, "41,tap,"), "damaged: its last line is cut off"),
     ("results.csv", lines_kept(0.5, "41,tap,\n"), "not the results of a run"),
     ("events.jsonl", Path.unlink, "missing"),

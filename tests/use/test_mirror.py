@@ -44,6 +44,22 @@ def test_a_folder_that_nothing_is_read_from_is_refused(tmp_path, task, client, s
     assert with_mirror(config, None) is config
 
 
+def test_only_data_of_those_who_take_part_count(tmp_path):
+    file = tmp_path / "federation.yaml"
+    file.write_text(TASKS.format("") + "clients:\n  - {name: x, tasks: {code: {path: a.csv}}}\n"
+                    "  - {name: y, tasks: {code: {hub: owner/name}}}\n")
+    config = Config.model_validate({"federation": {"file": str(file)}})
+    assert with_mirror(config, tmp_path).data.folder == str(tmp_path)
+    alone = config.federation.model_copy(update={"clients": ["g0-x"]})
+    with pytest.raises(TapflError, match="reads no data folder"):
+        with_mirror(config.model_copy(update={"federation": alone}), tmp_path)
+
+
+def test_an_empty_name_is_no_folder():
+    with pytest.raises(TapflError, match="--data : no such folder"):
+        with_mirror(load_config("flava"), "")
+
+
 def test_presets():
     assert with_mirror(load_config("flava"), ".").data.folder == "."
     with pytest.raises(TapflError, match="reads no data folder"):
@@ -73,3 +89,8 @@ def test_a_stored_run_refuses_it(tmp_path, monkeypatch, capsys):
         assert main([*words.split(), "--data", "."]) == 2
         assert "--data .: this configuration reads no data folder" in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == there
+
+
+def test_the_bound_of_a_layout_reads_no_data(capsys):
+    assert main(["bound", "quickstart", "--data", "nowhere"]) == 2
+    assert "--data nowhere: goes with the folder of a run" in capsys.readouterr().err

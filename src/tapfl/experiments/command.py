@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapfl.errors import TapflError, one_line
-from tapfl.verbs import Verbs, add_verb, data_folder
+from tapfl.verbs import Verbs, add_verb
 
 if TYPE_CHECKING:
     from tapfl.config import Config
@@ -38,7 +38,7 @@ def add_reproduce(verbs: Verbs) -> None:
     verb.add_argument("--scale", default="paper", metavar="small|paper",
                       help="the paper's schedule and all clients (paper), or a short try (small)")
     verb.add_argument("--seeds", default=SEEDS, metavar="N,N,...", help=f"seeds ({SEEDS})")
-    verb.add_argument("--data", type=Path, metavar="DIR",
+    verb.add_argument("--data", metavar="DIR",
                       help="a folder that mirrors the hub's data sets (TAPFL_DATA by default)")
     verb.add_argument("--out", type=Path, metavar="DIR",
                       help="where tables and runs go (reproduction/MODEL-SCALE)")
@@ -81,25 +81,34 @@ def _check_folder(out: Path) -> None:
             raise TapflError(f"--out {out}: {path} is not a folder")
 
 
-def _reproduce(options: argparse.Namespace) -> None:
+def _mirror(options: argparse.Namespace, config: Config) -> Path | None:
+    """Return the folder that the model's data are read from, if one is named."""
     import os
 
+    from tapfl.use.mirror import check_folder, refuse_unread, unread
+
+    if options.data is not None:
+        check_folder(options.data)
+        refuse_unread(config, options.data, f"--model {options.model}")
+        return Path(options.data)
+    named = os.environ.get("TAPFL_DATA")
+    if not named or unread(config) is not None:  # it may be there for other models
+        return None
+    check_folder(named, "TAPFL_DATA")
+    return Path(named)
+
+
+def _reproduce(options: argparse.Namespace) -> None:
     from tapfl.experiments.catalogue import MODELS, find_experiments
     from tapfl.experiments.execute import Job, check_devices
     from tapfl.experiments.index import write_index
     from tapfl.experiments.plan import make_plan
     from tapfl.experiments.write import write_experiment
-    from tapfl.use.mirror import refuse_unread
 
     chosen = find_experiments(options.experiments, options.model, options.scale)
     seeds, small = read_seeds(options.seeds), options.scale == "small"
     out = options.out or Path("reproduction") / f"{options.model}-{options.scale}"
-    data = options.data or (Path(os.environ["TAPFL_DATA"]) if os.environ.get("TAPFL_DATA")
-                            else None)
-    data_folder(data)
-    if options.data:  # TAPFL_DATA may be there for other models
-        refuse_unread(MODELS[options.model].config(small), options.data,
-                      f"--model {options.model}")
+    data = _mirror(options, MODELS[options.model].config(small))
     _check_folder(out)
 
     def planned() -> Any:
@@ -133,6 +142,8 @@ def _reproduce(options: argparse.Namespace) -> None:
             unwritten += 1
         else:
             print(f"{experiment.name}: " + "   ".join(map(str, paths)))
+    for fault in plan.unused:
+        print(f"cannot be used: {fault}", file=sys.stderr)
     _end(failed, plan.missing)
     if unwritten:
         raise TapflError(f"{unwritten} experiment(s) could not be written; the others are")
@@ -154,7 +165,7 @@ def _end(failed: Sequence[Any], missing: Sequence[Any] = (), again: str = AGAIN)
         raise TapflError(f"{len(failed)} run(s) failed; the others are kept, {again} tries again")
     if missing:
         raise TapflError(f"{len(missing)} run(s) are still missing: tapfl's code changed while "
-                         f"they ran, or their files are damaged; {again} makes them anew")
+                         f"they ran, or they cannot be used; {again} makes them anew")
 
 
 def _places(options: argparse.Namespace) -> Any:

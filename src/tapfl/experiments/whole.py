@@ -8,8 +8,10 @@ from tapfl.data.participants import tasks_of
 from tapfl.engine.record import RunRecord
 from tapfl.engine.results import read_results
 from tapfl.errors import TapflError, as_tapfl_error
+from tapfl.evaluation.constant import CONSTANT
 from tapfl.methods import federated_runs, method_specs
 from tapfl.report.timeline import FILE, read_timeline
+from tapfl.tasks import TEXT_GENERATION
 
 RESULTS = "results.csv"
 
@@ -33,10 +35,16 @@ def _check_results(path: Path, record: RunRecord) -> None:
         whole = path.read_bytes().endswith(b"\n")
     if not whole:  # it may still be read: a shorter number is a number, too
         raise TapflError(f"{path}: damaged: its last line is cut off")
-    rows = {(row["method"], row["client"], row["task"]) for row in read_results(path)}
-    for method in record.config.methods:
-        for client, tasks in tasks_of(record.federation, record.config.federation).items():
-            for task in tasks if client not in record.left else ():
-                if (method, client, task) not in rows:
-                    raise TapflError(f"{path}: damaged: it lacks {method}, client {client}, task "
-                                     f"{task}")
+    found = {(row["method"], row["client"], row["task"], row["metric"])
+             for row in read_results(path)}
+    metrics: dict[tuple[str, str], set[str]] = {}  # all methods are scored alike
+    for _, client, task, metric in found:
+        metrics.setdefault((client, task), set()).add(metric)
+    for client, tasks in tasks_of(record.federation, record.config.federation).items():
+        for task in tasks if client not in record.left else ():
+            written = record.federation.tasks[task].kind == TEXT_GENERATION
+            for method in (*record.config.methods, *([CONSTANT] if written else ())):
+                for metric in sorted(metrics.get((client, task), {"score"})):
+                    if (method, client, task, metric) not in found:
+                        raise TapflError(f"{path}: damaged: it has no {metric} of {method} for "
+                                         f"client {client} and task {task}")

@@ -70,10 +70,10 @@ class PerFedAvg(FederatedMethod):
 
     @functools.cached_property
     def _slope(self) -> Still:
-        """Room for the gradient: one of minibatches and no whole step is captured as a graph.
+        """Room for the gradient.
 
-        A step has two minibatches or three, and there are far more kinds of pairs than of
-        minibatches.
+        A graph holds the gradient of one minibatch, not a whole step: a step has two or three
+        minibatches, and there are far more kinds of pairs than of minibatches.
         """
         return Still(self.network)
 

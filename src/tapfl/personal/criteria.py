@@ -220,7 +220,7 @@ def _from_losses(federated: float, personal: float, power: float) -> float:
 
 
 def _from_gap(federated: float, personal: float, k: float) -> float:
-    """Return the share by the losses' difference: W's probability, if e^(-k loss) is its weight."""
+    """Return W's part of the weights, if each of the two models weighs e^(-k loss)."""
     return (1 - math.tanh(k * (federated - personal) / 2)) / 2  # 1 / (1 + e^gap), no overflow
 
 

@@ -119,52 +119,34 @@ def _parameters(record: RunRecord) -> dict[str, int]:
 
 def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
     """Add up what the rounds of every federated run have sent."""
-    rounds: dict[str, list[_Round]] = {}
+    rounds: dict[str, list[Mapping[str, Any]]] = {}
 
     def take(event: Mapping[str, Any]) -> None:
         if event["event"] == RoundEnded.kind:
-            rounds.setdefault(event["method"], []).append(_read_round(event, blocks))
+            _sent([event], blocks)  # a damaged one is found here, where its line is known
+            rounds.setdefault(event["method"], []).append(event)
 
     read_events(folder / FILE, take)
     return {run: _sent(each, blocks) for run, each in rounds.items()}
 
 
-@dataclass(frozen=True)
-class _Round:
-    """A round's costs; ``sent`` are the bytes of the updates that counted, block by block."""
-
-    cohort: Sequence[str]
-    contributors: Mapping[str, Sequence[str]]
-    sent: Mapping[str, int]
-    seconds: float
-    up: int
-    down: int
-
-
-def _read_round(event: Mapping[str, Any], sizes: Mapping[str, int]) -> _Round:
-    """Read all that counts here, so that a damaged event is found where its line is known."""
-    contributors = {str(block): [str(client) for client in clients]
-                    for block, clients in event["contributors"].items()}
-    sent = {block: len(clients) * sizes[block] for block, clients in contributors.items()}
-    return _Round([str(client) for client in event["cohort"]], contributors, sent,
-                  float(event["seconds"]), int(event["bytes_up"]), int(event["bytes_down"]))
-
-
-def _sent(rounds: Sequence[_Round], sizes: Mapping[str, int]) -> Traffic:
+def _sent(rounds: Sequence[Mapping[str, Any]], sizes: Mapping[str, int]) -> Traffic:
     """Return what the rounds of one federated run have sent."""
+    by_round = [{block: len(clients) * sizes[block]
+                 for block, clients in event["contributors"].items()} for event in rounds]
     up = Counter[str]()
-    for each in rounds:
-        up.update(each.sent)
-    turns = Counter(client for each in rounds for client in each.cohort)
+    for each in by_round:
+        up.update(each)
+    turns = Counter(client for event in rounds for client in event["cohort"])
     owners: dict[str, set[str]] = {}
-    for each in rounds:
-        for block, clients in each.contributors.items():
+    for event in rounds:
+        for block, clients in event["contributors"].items():
             owners.setdefault(block, set()).update(clients)
     down = {block: sizes[block] * sum(turns[client] for client in clients)
             for block, clients in owners.items()}
-    return Traffic(len(rounds), sum(each.seconds for each in rounds),
-                   sum(each.up for each in rounds), sum(each.down for each in rounds), up,
-                   [each.sent for each in rounds], down)
+    return Traffic(len(rounds), sum(float(event["seconds"]) for event in rounds),
+                   sum(int(event["bytes_up"]) for event in rounds),
+                   sum(int(event["bytes_down"]) for event in rounds), up, by_round, down)
 
 
 # For people

@@ -98,6 +98,8 @@ def _analysis(options: argparse.Namespace) -> Analysis:
         estimates = estimate(run, pick_device(options.device), options.batches, options.clients)
         config = run.config
     else:
+        if options.data is not None:
+            raise TapflError(f"--data {options.data}: goes with the folder of a run")
         config = read_config(options.federation, options.overrides)
     who = ownerships(config)
     given = {name: getattr(options, name) for name, _ in CONSTANTS} | {"heterogeneity": common}
