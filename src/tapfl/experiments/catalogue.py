@@ -112,6 +112,8 @@ STRONG_KD = {"tap-kd-strong": {"of": "tap", "tap": {"distill_weights": {
     "text_generation": 20.0, "image_generation": 0.4}}}}
 RULES = {"tap-gradient": {"of": "tap", "tap": {"criterion": "gradient"}},
          "tap-losses": {"of": "tap-soft", "tap": {"share": "losses"}},
+         "tap-gap": {"of": "tap-soft", "tap": {"share": "gap", "final_share": "gap",
+                                               "sharpness": 8.0}},
          "tap-soft-kd": {"of": "tap-soft", "tap": {"end": "distill"}}}
 HELD_OUT_RULES = {"tap-validation": {"of": "tap", "tap": {"criterion": "validation"}},
                   "tap-blocks": {"of": "tap", "tap": {"criterion": "validation", "unit": "block"}},
