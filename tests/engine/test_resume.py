@@ -92,7 +92,8 @@ def test_the_time_of_a_killed_piece_counts(out, calm):
 
 
 @pytest.mark.parametrize("stop", [
-    pytest.param(Stop(at_round=0), marks=pytest.mark.long), Stop(at_round=3), Stop(at_client=2)])
+    pytest.param(Stop(at_round=0), marks=pytest.mark.long),
+    pytest.param(Stop(at_round=3), marks=pytest.mark.long), Stop(at_client=2)])
 def test_ctrl_c_commits_and_resumes(tmp_path, calm, stop):
     config, expected = calm
     with pytest.raises(KeyboardInterrupt):
@@ -265,7 +266,7 @@ def test_same_seed_same_results_other_seed_others(tmp_path, calm):
 
 def test_bf16_runs_and_says_so(tmp_path):
     config = tiny_experiment(tmp_path, precision="bf16", train={"rounds": 1, "local_steps": 1},
-                             methods=["tap", "feddat"])
+                             methods=["feddat+tap"])
     rows = run(config, tmp_path / "out")
     assert all(math.isfinite(r["value"]) for r in rows)
     record = json.loads((tmp_path / "out/run.json").read_text())

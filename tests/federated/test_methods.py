@@ -119,13 +119,13 @@ def test_captured_meta_steps_equal_plain_ones(tmp_path, variant):
         if graphs:
             method.network.__dict__["_stepper"] = Played(
                 method.network, run.context.config.train, graphs=True)
-        for t in range(3):
+        for t in range(2):
             run.round(t)
         client = run.federation.find("shapes")
         run.server.blocks.load_into(method.network.blocks)
         method.adapt(client)
         adapted = BlockState.extract(method.network.blocks)
-        return run, adapted, method.train(client, 3)
+        return run, adapted, method.train(client, 2)
 
     (run, adapted, losses), (plain, expected, same) = ends(True), ends(False)
     assert run.context.stepper(run.method.network).recordings

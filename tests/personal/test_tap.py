@@ -176,6 +176,7 @@ def test_tap_composes_with_every_federated_method(tmp_path, method):
     assert all(math.isfinite(r["value"]) for r in rows)
 
 
+@pytest.mark.long
 def test_variants_of_tap_train_the_same_x_once(tmp_path, monkeypatch):
     """TAP with and without distillation share stage 1, and get what each gets alone."""
     from tapfl.personal import tap as module

@@ -30,6 +30,7 @@ def finished(tmp_path_factory):
     return folder / "out"
 
 
+@pytest.mark.long
 def test_figures_from_the_command_line(finished, tmp_path, capsys):
     out = tmp_path / "figures"
     assert main(["report", str(finished), "--out", str(tmp_path / "r.html"), "--figures",

@@ -131,6 +131,7 @@ def test_a_client_leaves_as_in_one_process(before, tmp_path):
     assert any((tmp_path / "node1" / "state" / "fedavg" / "clients" / "tap" / "news").iterdir())
 
 
+@pytest.mark.long
 def test_a_server_goes_on_without_the_node_of_a_client_that_left(before, tmp_path):
     config, _ = before
     nodes = residents(config, tmp_path, GROUPS)

@@ -138,6 +138,7 @@ def test_the_run_is_the_same(alone, workers):
     assert model.predict("agnews", text="shares rise") is not None
 
 
+@pytest.mark.long
 def test_a_run_goes_on_and_a_client_leaves_as_in_one_process(alone, tmp_path):
     config = longer(setting(alone), 6, alone / "alone")
     here, there = tmp_path / "here", tmp_path / "there"
@@ -195,8 +196,8 @@ def test_a_personal_model_that_is_lost_twice_stays_as_it_was(alone, tmp_path):
     assert 0 not in replaced
 
 
-@pytest.mark.parametrize("again", [
-    3, pytest.param(None, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("again", [3, None])
 def test_a_killed_run_goes_on_with_other_workers(alone, tmp_path, monkeypatch, again):
     """Also in one process; what was left behind after the checkpoint does not count."""
     config = setting(alone)
