@@ -99,6 +99,7 @@ def _slow(folder, log):
     assert fetch({"a": 1}, make)[0] == 1
 
 
+@pytest.mark.long
 def test_two_processes_at_once_make_it_once(folder):
     log = folder / "log"
     context = multiprocessing.get_context("spawn")

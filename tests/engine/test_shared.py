@@ -83,6 +83,7 @@ def test_a_folder_is_entered_when_its_workers_have_gone(tmp_path):
         assert not (tmp_path / WORKERS).exists()
 
 
+@pytest.mark.long
 def test_a_killed_worker_holds_nothing(tmp_path):
     code = ("import sys, time, pathlib, tapfl.engine.folder as folder\n"
             "file = folder.work_beside(pathlib.Path(sys.argv[1]))\n"

@@ -46,6 +46,7 @@ def files_of(folder):
             if path.is_file()}
 
 
+@pytest.mark.long
 def test_going_on_is_the_same_as_one_long_run(whole, tmp_path):
     config, out = whole
     before = files_of(out)

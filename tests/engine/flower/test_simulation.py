@@ -168,6 +168,7 @@ def test_a_dead_worker_changes_nothing(alone, tmp_path, dies):
     assert_same(alone / "alone", tmp_path / "run")
 
 
+@pytest.mark.long
 def test_a_client_whose_worker_dies_twice_is_missing(alone, tmp_path):
     config = setting(alone)
     pool = Here(1, {1, 2})
