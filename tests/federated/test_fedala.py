@@ -7,7 +7,7 @@ from tapfl.blocks import BlockState, check_block
 from tapfl.federated.context import randomness
 from tapfl.federated.fedala import TRAININGS, Mixture
 from tests.experiment import FederatedRun, tiny_experiment
-from tests.federated.test_stepper import Played
+from tests.federated.test_stepper import in_float64
 
 
 def test_the_mixture_by_hand():
@@ -141,12 +141,7 @@ def test_captured_steps_read_each_clients_values(tmp_path):
         run = fedala(tmp_path, name=str(graphs), lora={"dropout": 0.0},
                      fedala={"lr": 20.0, "steps": 4, "first_steps": 4})
         method = run.method
-        # In float64: AdamW would magnify the last bits of fp32, in which the steppers differ.
-        method.network.double()
-        method.initial = run.server.blocks = BlockState.extract(method.network.blocks)
-        if graphs:
-            method.network.__dict__["_stepper"] = Played(
-                method.network, run.context.config.train, graphs=True)
+        in_float64(run, graphs)
         places = set()
         for t in range(3):
             run.round(t)

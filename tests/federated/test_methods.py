@@ -12,7 +12,7 @@ from tapfl.federated.perfedavg import meta_gradient
 from tapfl.federated.stepper import parameters_of
 from tapfl.federated.training import Tally, gradients, task_objective
 from tests.experiment import FederatedRun, tiny_experiment
-from tests.federated.test_stepper import Played
+from tests.federated.test_stepper import in_float64
 
 
 def test_every_owned_block_equals_the_servers_average_bit_for_bit(tmp_path):
@@ -113,12 +113,7 @@ def test_captured_meta_steps_equal_plain_ones(tmp_path, variant):
             perfedavg={"variant": variant, "inner_lr_initial": 0.05, "inner_lr": 0.1}),
             tmp_path / str(graphs))
         method = run.method
-        # In float64: AdamW would magnify the last bits of fp32, in which the steppers differ.
-        method.network.double()
-        method.initial = run.server.blocks = BlockState.extract(method.network.blocks)
-        if graphs:
-            method.network.__dict__["_stepper"] = Played(
-                method.network, run.context.config.train, graphs=True)
+        in_float64(run, graphs)
         for t in range(2):
             run.round(t)
         client = run.federation.find("shapes")

@@ -42,6 +42,19 @@ class Played(Stepper):
         return _Captured(SimpleNamespace(replay=replay), still, losses)
 
 
+def in_float64(run, played):
+    """Make a run compute in float64, with steps that are played or plain.
+
+    AdamW would magnify the last bits of fp32, in which the two differ.
+    """
+    method = run.method
+    method.network.double()
+    method.initial = run.server.blocks = BlockState.extract(method.network.blocks)
+    if played:
+        method.network.__dict__["_stepper"] = Played(
+            method.network, run.context.config.train, graphs=True)
+
+
 @pytest.fixture
 def method(tmp_path):
     config = tiny_experiment(tmp_path, methods=["fedavg"], lora={"dropout": 0.0})

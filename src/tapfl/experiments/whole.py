@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 from tapfl.data.participants import tasks_of
@@ -43,8 +44,8 @@ def _check_results(path: Path, record: RunRecord) -> None:
     for client, tasks in tasks_of(record.federation, record.config.federation).items():
         for task in tasks if client not in record.left else ():
             written = record.federation.tasks[task].kind == TEXT_GENERATION
-            for method in (*record.config.methods, *([CONSTANT] if written else ())):
-                for metric in sorted(metrics.get((client, task), {"score"})):
-                    if (method, client, task, metric) not in found:
-                        raise TapflError(f"{path}: damaged: it has no {metric} of {method} for "
-                                         f"client {client} and task {task}")
+            methods = (*record.config.methods, *([CONSTANT] if written else ()))
+            for method, metric in product(methods, sorted(metrics.get((client, task), {"score"}))):
+                if (method, client, task, metric) not in found:
+                    raise TapflError(f"{path}: damaged: it has no {metric} of {method} for "
+                                     f"client {client} and task {task}")
