@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import tapfl.personal.tap as tap_module
 from tapfl.blocks import BlockState
 from tapfl.experiments.catalogue import find_experiments
 from tapfl.experiments.faults import BACKBONE, _Summed, fault_variants
@@ -118,3 +119,30 @@ def test_p_counts_micro_batches():
                 if "post" in v} == {fewer}
     (experiment,) = find_experiments(["faults"], "mini", "small")
     assert len(experiment.parts) == 1 + len(found)
+
+
+def test_a_summed_kl_beside_tap_trains_x_once_and_ends_as_alone(tmp_path, monkeypatch):
+    """They share stage 1; stage 2 has another loss, so it must not be shared."""
+    roles, train = [], tap_module.local_training
+
+    def watched(*args, role, **more):
+        roles.append(role)
+        return train(*args, role=role, **more)
+
+    monkeypatch.setattr(tap_module, "local_training", watched)
+    summed = {"of": "fedavg+tapfl.experiments.faults:SummedDivergence"}
+    finals = {}
+    for methods in (["tap", "summed"], ["summed"]):
+        config = tiny_experiment(tmp_path, methods=methods, variants={"summed": summed},
+                                 tap={"distill_weights": {"image_generation": 1.0}})
+        run = FederatedRun(config, tmp_path / methods[0])
+        run.round(0)
+        assert roles == ["personal"] * config.train.cohort
+        client = run.federation.find("looks")
+        for personalizer in run.personalizers:
+            finals[len(methods), personalizer.name] = personalizer.after_federation(
+                client, run.final(client))
+        assert roles.count("distill") == len(methods)
+        roles.clear()
+    assert finals[2, "summed"].equals(finals[1, "summed"])
+    assert not finals[2, "summed"].equals(finals[2, "tap"])

@@ -88,11 +88,11 @@ class Tap(Personalizer):
 
     @property
     def _sharer(self) -> str | None:
-        """Who may share this object's work: all of tapfl's own kind, but nobody with a subclass.
+        """Who may share this object's work: all of tapfl's own kind, but nobody with a user's.
 
         A user's subclass may compute something else, or change what it gets in place.
         """
-        return None if type(self).__module__ == __name__ else self.name
+        return None if type(self).__module__.startswith("tapfl.") else self.name
 
     def current(self, client: Client, round_: int) -> BlockState | None:
         """Return X as stage 1 has left it."""
@@ -115,7 +115,7 @@ class Tap(Personalizer):
             # What stage 2 reads: variants that differ in nothing else, and have the same X, share.
             settings = config.tap.model_dump_json(include={"distill_weights", "temperature"})
             end, losses = train(all_data, personal, steps=steps, objective=self._distillation,
-                                depends=settings)
+                                depends=(type(self._distillation), settings))
         elif config.tap.end == "mix":
             teacher = self.post_train(client, final, steps)  # on data that the choice has not seen
             case = dataclasses.replace(case, federated=teacher, personal=personal)
