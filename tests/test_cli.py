@@ -258,7 +258,8 @@ def test_tables_of_runs(tmp_path, capsys):
                              (["--columns", "0"], "--columns 0: expected at least 1")):
         assert main(["table", *runs, *options]) == 2
         assert message in capsys.readouterr().err
-    for bad, message in (("nowhere", "no results here"), ("41/../x.csv", "no results here")):
+    for bad, message in (("nowhere", "there is no such file or folder"), (".", "no results here"),
+                         ("41/../x.csv", "there is no such file or folder")):
         assert main(["table", str(tmp_path / bad)]) == 2
         assert message in capsys.readouterr().err
     (tmp_path / "bad.csv").write_text("a,b\n1,2\n")

@@ -21,20 +21,31 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md")])
 
 def test_own_method(tmp_path, capsys):
     text = (DOCS / "own-method.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    code, more = re.findall(r"```python\n(.*?)```", text, re.S)
     (settings,) = re.findall(r"```yaml\n(.*?)```", text, re.S)
     assert len([line for line in code.splitlines() if line.strip()]) <= 35
+    names = ["fedavg", "prox:FedProx", "prox:FedProx+prox:Halfway", "prox:FedProx+tap"]
+    assert parse_yaml(settings, "prox.yaml")["methods"] == names
+    names += ["fedavg+follow:Follower", "fedavg+follow:Cautious"]
     (tmp_path / "prox.py").write_text(code)
+    (tmp_path / "follow.py").write_text(more)
     (tmp_path / "prox.yaml").write_text(settings)
     assert main(["run", str(tmp_path / "prox.yaml"), "--out", str(tmp_path / "out"),
                  "--threads", "1", "--set", "data.test=12", "--set", "train.rounds=2",
+                 "--set", "federation.clients=['1', '4']", "--set", f"methods={names}",
                  "--no-report"]) == 0
     out = capsys.readouterr().out
     assert "prox:FedProx+tap" in out
     methods = {line.split(",")[1] for line in
                (tmp_path / "out" / "results.csv").read_text().splitlines()[1:]}
-    assert methods == {"fedavg", "prox:FedProx", "prox:FedProx+prox:Halfway", "prox:FedProx+tap",
-                       "constant"}
+    assert methods == {*names, "constant"}
+    replaced = [json.loads(line) for line in
+                (tmp_path / "out" / "events.jsonl").read_text().splitlines()
+                if '"replacement"' in line]
+    later = [each["share"] for each in replaced if each["personal_loss"] is not None
+             and each["method"] == "fedavg+follow:Cautious"]
+    assert later
+    assert set(later) <= {0.5}
 
 
 def test_documents_name_only_commands_that_exist(capsys):

@@ -77,8 +77,8 @@ class Config(Section):
     on it, so it is recorded and used again on resume.
     """
     methods: list[str] = Field(default=["fedavg", "tap"], min_length=1, max_length=1000)
-    """The methods to compare: ``federated[+personalizer]``, short names, ``module:Class``,
-    variants.
+    """The methods to compare: ``federated[+personalizer]``, short names, variants. Either half may
+    be a ``module:Class`` of your own.
     """
     variants: dict[str, Variant] = Field(default={})
     """Methods with settings of their own, by name."""

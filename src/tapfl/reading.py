@@ -23,6 +23,7 @@ MAX_DIGITS = 400  # characters of a number in YAML: more than any float needs
 MAX_PATH, MAX_NAME = 4096, 255  # bytes of a path and of a name in it, the limits of Linux
 SURROGATE = re.compile("[\ud800-\udfff]")
 # What pydantic adds to the place of a fault: which of several types it tried.
+_SHOULD = "Input should be "
 _TRIED = re.compile(r"str|int|float|constrained-\w+|function-.*|[a-z]+\[.*\]")
 MEGA = 1_000_000
 
@@ -252,6 +253,9 @@ def _telling(error: ValidationError) -> Any:
     if furthest > len(first["loc"]):
         return told[0]
     messages = dict.fromkeys(fault["msg"] for fault in told)  # any of these types would do
+    if len(messages) > 1 and all(message.startswith(_SHOULD) for message in messages):
+        wanted = (m.removeprefix(_SHOULD).partition(", unable")[0] for m in messages)
+        return told[0] | {"msg": _SHOULD + ", or ".join(wanted)}
     return told[0] | {"msg": ", or: ".join(messages)}
 
 

@@ -55,11 +55,16 @@ def test_a_users_own_classes(tmp_path):
     (["nowhere:Thing"], "cannot import nowhere"),
     (["../evil:Thing"], "is not the name of a module"),
     (["mymethods2:Nope"], "expected a class Nope"),
-    (["mymethods2:Other"], "derived from tapfl.federated.method.FederatedMethod"),
+    (["mymethods2:Other"], "derived from tapfl.federated.method.FederatedMethod$"),
+    (["mymethods2:Thrice"], r"FederatedMethod; .* behind a federated method: "
+                            r"fedavg\+mymethods2:Thrice"),
     (["broken:Thing"], r"cannot import broken .*ZeroDivisionError"),
 ])
 def test_bad_methods(tmp_path, names, message):
     (tmp_path / "mymethods2.py").write_text(OWN)
     (tmp_path / "broken.py").write_text("1 / 0\n")
-    with pytest.raises(TapflError, match=message):
+    with pytest.raises(TapflError, match="^methods: .*" + message):
         plan(config(names), tmp_path)
+    with pytest.raises(TapflError, match=message if "twice" in message else
+                       rf"^variants\.mine\.of: .*{message}"):  # also after a try that failed
+        plan(config(["mine", *names[1:]], variants={"mine": {"of": names[0]}}), tmp_path)

@@ -219,7 +219,8 @@ def test_a_failed_run_stops_neither_the_others_nor_their_tables(tiny, small, cap
     assert re.fullmatch(r"3/3 perfedavg-\S+: 1 s", lines[2])
     assert re.fullmatch(r"disentafl-\S+: exit status 2; last line: disentafl "
                         r"\(out/runs/disentafl-\S+\.log\)", lines[3])
-    assert lines[4] == "tapfl: 1 run(s) failed; the others are kept, the same command tries again"
+    assert lines[4] == ("tapfl: 1 run(s) failed; what is finished is kept, the same command tries "
+                        "again")
     again = in_process(monkeypatch)
     assert reproduce("2p", "deep", "--seeds", "41") == 0
     assert [name.partition("-")[0] for name in again.made] == ["disentafl"]
@@ -350,8 +351,11 @@ def test_one_seed_that_fails(tmp_path, monkeypatch, capsys):
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert "│" not in out  # a table of some seeds would look like one of all
-    assert err.splitlines()[-1] == ("tapfl: 1 run(s) failed; the others are kept, the same command "
-                                    "with --resume tries again")
+    assert err.splitlines()[-1] == ("tapfl: 1 run(s) failed; what is finished is kept, the same "
+                                    "command with --resume tries again")
+    assert main(["run", "--resume", "--out", "two"]) == 2
+    assert "it holds runs of several seeds: give the preset or file and --seeds again" in (
+        capsys.readouterr().err)
     again = in_process(monkeypatch)
     assert main([*words, "--resume"]) == 0
     assert again.made == ["seed42"]

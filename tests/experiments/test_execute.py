@@ -171,6 +171,10 @@ def test_places(monkeypatch):
     assert found(["cpu"], 9) == [("cpu", 1)] * 9
     assert found(["cuda:0", "cuda:1"], None) == [("cuda:0", None), ("cuda:1", None)]
     assert found(["cuda", "cuda"], 2) == [("cuda", None)] * 2
+    assert found(["cpu"], 1, 1) == [("cpu", 1)]
+    assert found(["cpu"], None, 3) == [("cpu", 3)] * 2
+    assert found(["cpu"], None, 7) == [("cpu", 7)]
+    assert found(["cuda"], None, 2) == [("cuda", 2)]
 
 
 @pytest.mark.parametrize(("devices", "jobs", "message"), [
@@ -181,6 +185,8 @@ def test_places(monkeypatch):
 def test_wrong_places(devices, jobs, message):
     with pytest.raises(TapflError, match=message):
         places(devices, jobs)
+    with pytest.raises(TapflError, match="--threads 0: expected at least 1"):
+        places(["cpu"], None, 0)
 
 
 def test_gpus_that_are_not_here(monkeypatch):

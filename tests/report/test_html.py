@@ -305,6 +305,19 @@ def test_runs_that_do_not_belong_together(tmp_path):
         gather([one, one])
 
 
+def test_any_method_can_be_the_one_in_question(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", 2)
+    assert main(["report", str(folder), "--method", "fedavg", "--against", "tap"]) == 0
+    text = Page((folder / "report.html").read_text(encoding="utf-8")).text
+    assert "fedavg against local:" in " ".join(text.split())
+    assert "fedavg against tap:" in " ".join(text.split())
+    assert "tap against" not in text
+    for option in ("--method", "--against"):
+        capsys.readouterr()
+        assert main(["report", str(folder), option, "tapp"]) == 2
+        assert f"{option}: the run has no 'tapp'; did you mean 'tap'?" in capsys.readouterr().err
+
+
 def test_a_place_that_cannot_be_written(tmp_path):
     folder = write_run(tmp_path / "run")
     (tmp_path / "taken").mkdir()

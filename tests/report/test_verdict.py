@@ -68,6 +68,17 @@ def runs(tmp_path):
     return [write_run(tmp_path / str(seed), seed) for seed in (2, 3, 4)]
 
 
+def test_a_table_of_other_settings_says_so(tmp_path, capsys):
+    runs = [write_run(tmp_path / name, seed, train={"rounds": rounds})
+            for name, seed, rounds in (("a", 2, 3), ("b", 3, 3), ("c", 4, 9))]
+    assert main(["table", *map(str, runs[:2])]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["table", *map(str, runs)]) == 0
+    assert capsys.readouterr().err == (
+        f"tapfl: {runs[2]} and {runs[0]} are not seeds of one configuration (different: train); "
+        "means go over both\n")
+
+
 def values_of(run, method, client, task, metric):
     (run,) = read_runs([run])
     return run.values[method, client, task, metric]

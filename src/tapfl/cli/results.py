@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapfl.errors import TapflError
 from tapfl.verbs import Verbs, add_verb
+
+if TYPE_CHECKING:
+    from tapfl.engine.record import RunRecord
 
 
 def add_report(verbs: Verbs) -> None:
@@ -24,12 +28,18 @@ def add_report(verbs: Verbs) -> None:
         "gives a page of all its experiments: answers, tables and charts.",
         ["tapfl report runs/quickstart --open",
          "tapfl report runs/three/seed41 runs/three/seed42 --out three.html",
+         "tapfl report runs/three --method tap-soft --against fedavg+post2",
          "tapfl report reproduction/mini-small",
          "tapfl report runs/three --figures paper/figures"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
                       help="the folder of a run, of several seeds, or of a reproduction")
     verb.add_argument("--out", type=Path, metavar="FILE",
                       help="where to write (report.html in the first folder)")
+    verb.add_argument("--method", metavar="NAME",
+                      help="the method in question (the run's personal model)")
+    verb.add_argument("--against", metavar="NAME", action="append", default=[],
+                      help="compare with this method too, beside local training and the federated "
+                           "model; may be given again")
     verb.add_argument("--open", action="store_true", help="show it in the browser")
     verb.add_argument("--no-samples", action="store_true",
                       help="leave the samples out, for a report that is passed on")
@@ -70,7 +80,7 @@ def _runs_page(options: argparse.Namespace) -> tuple[str, Drawing]:
     from tapfl.report.gather import gather
     from tapfl.report.html import render
 
-    gathered = gather(_with_seeds(options.runs))
+    gathered = gather(_with_seeds(options.runs), options.method, options.against)
 
     def draw(folder: Path) -> Sequence[Path]:
         from tapfl.report.figures import write_figures
@@ -86,6 +96,9 @@ def _reproduction_page(options: argparse.Namespace) -> tuple[str, Drawing]:
 
     if len(options.runs) > 1:
         raise TapflError(f"{options.runs[0]}: a reproduction; expected no other folder beside it")
+    if options.method or options.against:
+        raise TapflError(f"{options.runs[0]}: a reproduction compares what its experiments say; "
+                         "--method and --against are for runs")
     found = read_reproduction(options.runs[0])
 
     def draw(folder: Path) -> Sequence[Path]:
@@ -144,14 +157,18 @@ def _table(options: argparse.Namespace) -> None:
 
     rows: list[dict[str, Any]] = []
     kinds: dict[str, str] = {}
+    records: dict[Path, RunRecord] = {}
     for path in _with_seeds(options.runs):
         file = path / "results.csv" if path.is_dir() else path
         if not file.is_file():
-            raise TapflError(f"{path}: no results here; expected a complete run or its results.csv")
+            raise TapflError(f"{path}: " + ("no results here" if path.exists() else
+                                            "there is no such file or folder")
+                             + "; expected a complete run or its results.csv")
         rows += read_results(file)
         with contextlib.suppress(TapflError):  # a table of results alone only lacks the kinds
-            tasks = read_record(path).federation.tasks
-            kinds |= {name: entry.kind for name, entry in tasks.items()}
+            records[path] = read_record(path)
+            kinds |= {name: entry.kind for name, entry in records[path].federation.tasks.items()}
+    _note_differences(records)
     if not rows:
         raise no_results(options.runs[0])
     if options.columns < 1:
@@ -160,6 +177,19 @@ def _table(options: argparse.Namespace) -> None:
         raise TapflError(f"--markdown and --format {options.format}: expected one of them")
     print(render(rows, None, "markdown" if options.markdown else options.format or "terminal",
                  options.paper, options.averages, kinds, options.columns))
+
+
+def _note_differences(records: Mapping[Path, RunRecord]) -> None:
+    """Warn of runs that the same means go over, though they are not seeds of one configuration."""
+    from tapfl.report.runs import differences
+
+    first, *others = records or [Path()]
+    for path in others:
+        # Other methods are no reason: they have rows of their own.
+        keys = differences(records[first], records[path]).keys() - {"methods", "variants"}
+        if keys:
+            print(f"tapfl: {path} and {first} are not seeds of one configuration (different: "
+                  f"{', '.join(sorted(keys))}); means go over both", file=sys.stderr)
 
 
 def add_verdict(verbs: Verbs) -> None:

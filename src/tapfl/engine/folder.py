@@ -22,6 +22,13 @@ MADE = (FILE, "events.jsonl", "results.csv", "state", "models", "scores", "sampl
         "labels.json", "verdict.csv", "leave.json")  # what a run writes
 
 
+def no_run(path: Path) -> TapflError:
+    """Return why nothing can be resumed in a folder."""
+    hint = ("; it holds runs of several seeds: give the preset or file and --seeds again"
+            if any(path.glob(f"seed*/{FILE}")) else "")
+    return TapflError(f"{path}: no run to resume here ({FILE} is missing){hint}")
+
+
 class RunFolder:
     """A run's folder while a process is at work in it.
 
@@ -37,7 +44,7 @@ class RunFolder:
         with self._usable():
             self._made = not self.path.exists()
             if self._made and self.resume:
-                raise TapflError(f"{self.path}: no run to resume here ({FILE} is missing)")
+                raise no_run(self.path)
             if not self._made and not self.path.is_dir():
                 raise TapflError(f"{self.path} is in the way: it is no run and not empty")
             self.path.mkdir(parents=True, exist_ok=True)

@@ -86,11 +86,12 @@ def plan(config: Config, folder: Path | None = None, installed: bool = True) -> 
 def find_plan(run: RunSpec, folder: Path | None = None, installed: bool = True) -> Plan:
     """Return one federated run with its classes."""
     find = functools.partial(_find, folder=folder, installed=installed)
-    method = find(run.federated, FEDERATED, FederatedMethod, "federated method")
+    first = run.plain or run.personal[0]
+    method = find(run.federated, FEDERATED, FederatedMethod, "federated method", _key(first))
     method.read_settings(run.config)
     personalizers = []
     for spec in run.personal:
-        found = find(spec.personalizer, PERSONALIZERS, Personalizer, "personalizer")
+        found = find(spec.personalizer, PERSONALIZERS, Personalizer, "personalizer", _key(spec))
         found.read_settings(spec.config)
         personalizers.append((spec, found))
     return Plan(run.name, run.config, method, run.plain is not None, tuple(personalizers))
@@ -147,32 +148,39 @@ def _check_splitting(plans: Iterable[Plan]) -> None:
                 "losses are sums over samples and tasks; if so, set splits_batches = True in it")
 
 
-def _find(name: str, known: dict[str, Any], base: type, what: str, *, folder: Path | None,
-          installed: bool) -> Any:
+def _key(spec: MethodSpec) -> str:
+    """Return the key of a configuration that names a method's halves."""
+    return f"variants.{spec.name}.of" if spec.name in spec.config.variants else "methods"
+
+
+def _find(name: str, known: dict[str, Any], base: type, what: str, key: str, *,
+          folder: Path | None, installed: bool) -> Any:
     if name in known:
         return known[name]
     module = name.partition(":")[0]
     if ":" not in name:
-        raise TapflError(f"methods: unknown {what} '{name}'"
+        raise TapflError(f"{key}: unknown {what} '{name}'"
                          + nearest(name, [*known, *NAMED, *SHORT]))
     wanted = class_name(name)
-    found = getattr(_import(module, name, folder, installed), wanted, None)
+    found = getattr(_import(module, f"{key}: '{name}'", folder, installed), wanted, None)
     if not isinstance(found, type) or not issubclass(found, base):
-        raise TapflError(f"methods: '{name}': expected a class {wanted} in {module} that "
-                         f"is derived from {base.__module__}.{base.__name__}")
+        other = ("; a personalizer stands behind a federated method: fedavg+" + name
+                 if isinstance(found, type) and issubclass(found, Personalizer) else "")
+        raise TapflError(f"{key}: '{name}': expected a class {wanted} in {module} that "
+                         f"is derived from {base.__module__}.{base.__name__}{other}")
     return found
 
 
-def _import(module: str, name: str, folder: Path | None, installed: bool) -> Any:
+def _import(module: str, where: str, folder: Path | None, installed: bool) -> Any:
     """Import a user's module: a file beside the configuration, or one that is installed."""
     if not all(part.isidentifier() for part in module.split(".")):
-        raise TapflError(f"methods: '{name}': '{module}' is not the name of a module")
+        raise TapflError(f"{where}: '{module}' is not the name of a module")
     path = (folder or Path.cwd()).resolve() / (module.replace(".", "/") + ".py")
     try:
         if is_ours(module):
             return importlib.import_module(module)
         if not path.is_file() and not installed:
-            raise TapflError(f"methods: '{name}': no {path.name} in {path.parent}")
+            raise TapflError(f"{where}: no {path.name} in {path.parent}")
         if not path.is_file():
             return importlib.import_module(module)
         if getattr(sys.modules.get(module), "__file__", None) == str(path):
@@ -182,11 +190,15 @@ def _import(module: str, name: str, folder: Path | None, installed: bool) -> Any
         assert spec.loader is not None
         loaded = importlib.util.module_from_spec(spec)
         sys.modules[module] = loaded
-        spec.loader.exec_module(loaded)
+        try:
+            spec.loader.exec_module(loaded)
+        except BaseException:
+            sys.modules.pop(module, None)  # or the next try would get half a module
+            raise
         return loaded
     except TapflError:
         raise
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0]
-        raise TapflError(f"methods: '{name}': cannot import {module} (looked for {path}): "
+        raise TapflError(f"{where}: cannot import {module} (looked for {path}): "
                          f"{type(error).__name__}: {reason}") from None

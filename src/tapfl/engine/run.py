@@ -19,7 +19,7 @@ from tapfl.engine.checkpoints import Checkpoints
 from tapfl.engine.departures import Departures
 from tapfl.engine.eventlog import EventLog
 from tapfl.engine.files import Label, write_state
-from tapfl.engine.folder import RunFolder, drop_models, fresh_folder
+from tapfl.engine.folder import RunFolder, drop_models, fresh_folder, no_run
 from tapfl.engine.messages import Clients, Row
 from tapfl.engine.promise import expected_contributors, in_words, promise, together
 from tapfl.engine.record import (
@@ -266,7 +266,7 @@ def pick_device(device: str) -> str:
 def stored_config(out: Path) -> Config:
     """Return the configuration of a run that was started in a folder."""
     if not (out / "run.json").is_file():
-        raise TapflError(f"{out}: no run to resume here (run.json is missing)")
+        raise no_run(out)
     return read_record(out).config
 
 

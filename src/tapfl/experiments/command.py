@@ -50,6 +50,9 @@ def add_reproduce(verbs: Verbs) -> None:
                       help="new runs keep clients' state in memory (checkpoint.every: null), for "
                            "disks that cannot keep up; one that is interrupted starts again")
     add_places(verb)
+    verb.add_argument("--threads", type=int, metavar="N",
+                      help="threads of each new run (the CPU's cores, divided among the runs); one "
+                           "that was begun keeps its own")
 
 
 def add_places(verb: argparse.ArgumentParser) -> None:
@@ -117,6 +120,7 @@ def _reproduce(options: argparse.Namespace) -> None:
 
     plan = planned()
     where = _places(options)
+    print(f"{options.model}, scale {options.scale}; tables go to {out}, runs to {out / 'runs'}\n")
     print(_described(plan, chosen, len(seeds), len(where)), flush=True)
     if options.dry_run:
         return
@@ -162,7 +166,8 @@ def _end(failed: Sequence[Any], missing: Sequence[Any] = (), again: str = AGAIN)
     for outcome in failed:
         print(f"{outcome.job.folder.name}: {outcome.fault} ({outcome.job.log})", file=sys.stderr)
     if failed:
-        raise TapflError(f"{len(failed)} run(s) failed; the others are kept, {again} tries again")
+        raise TapflError(f"{len(failed)} run(s) failed; what is finished is kept, {again} tries "
+                         "again")
     if missing:
         raise TapflError(f"{len(missing)} run(s) are still missing: tapfl's code changed while "
                          f"they ran, or they cannot be used; {again} makes them anew")
@@ -174,7 +179,7 @@ def _places(options: argparse.Namespace) -> Any:
 
     one = getattr(options, "device", "auto")  # `run` takes one device, too
     devices = [pick_device(one)] if options.devices == "auto" else options.devices.split(",")
-    return places(devices, options.jobs)
+    return places(devices, options.jobs, options.threads)
 
 
 def _described(plan: Any, chosen: Sequence[Any], seeds: int, at_once: int) -> str:
@@ -222,7 +227,8 @@ def _execute(jobs: Sequence[Any], where: Any, again: str = AGAIN) -> list[Any]:
     finally:
         display.close()
     failed = [outcome for outcome in outcomes if outcome.fault]
-    print(f"{len(outcomes) - len(failed)} run(s) in {(time.monotonic() - started) / 60:.1f} min")
+    print(f"{len(outcomes) - len(failed)} of {len(outcomes)} run(s) finished in "
+          f"{(time.monotonic() - started) / 60:.1f} min")
     return failed
 
 

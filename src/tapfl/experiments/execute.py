@@ -87,14 +87,15 @@ class Status:
     waiting: int = 0
 
 
-def places(devices: Sequence[str], jobs: int | None) -> list[Place]:
-    """Return where runs can go: ``jobs`` of them on each device.
+def places(devices: Sequence[str], jobs: int | None, threads: int | None = None) -> list[Place]:
+    """Return where runs can go: ``jobs`` of them on each device, with so many threads each.
 
     A CPU takes one for each core, with one thread each, unless told otherwise: the models are
     small, and two threads for one run bring less than two runs.
     """
-    if jobs is not None and jobs < 1:
-        raise TapflError(f"--jobs {jobs}: expected at least 1")
+    for option, number in (("--jobs", jobs), ("--threads", threads)):
+        if number is not None and number < 1:
+            raise TapflError(f"{option} {number}: expected at least 1")
     cores = usable_cores()
     found = []
     for device in dict.fromkeys(devices):
@@ -102,9 +103,9 @@ def places(devices: Sequence[str], jobs: int | None) -> list[Place]:
             raise TapflError(f"--devices {device}: expected cpu, cuda or cuda:N")
         if device.partition(":")[2] and not device.partition(":")[2].isdecimal():
             raise TapflError(f"--devices {device}: expected a number after the colon")
-        count = jobs or (cores if device == "cpu" else 1)
-        threads = max(1, cores // count) if device == "cpu" else None
-        found += [Place(device, threads) for _ in range(count)]
+        count = jobs or (max(1, cores // (threads or 1)) if device == "cpu" else 1)
+        each = threads or (max(1, cores // count) if device == "cpu" else None)
+        found += [Place(device, each) for _ in range(count)]
     return found
 
 

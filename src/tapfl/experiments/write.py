@@ -85,7 +85,7 @@ def _provenance(seeds: Sequence[SeedOfPart]) -> str:
     base = " The foundation has random weights." if record.random_weights else ""
     numbers = dict.fromkeys(str(s.record.seed) for s in seeds)
     sizes = " or ".join(dict.fromkeys(str(s.record.clients) for s in seeds))
-    return (f"Seeds {', '.join(numbers)}; {sizes} clients, "
+    return (f"Seed{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}; {sizes} clients, "
             f"{record.config.train.rounds} rounds, P = {record.config.post.steps}. Made by "
             f"{'; '.join(made)}.{base}")
 

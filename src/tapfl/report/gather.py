@@ -26,9 +26,9 @@ from tapfl.report.verdict import ClientOutcome, VerdictReport, client_outcomes, 
 class Gathered:
     """Everything that a report is made of. A run under way has a record and events, no more.
 
-    ``verdict`` compares the personal model with local training, or with the federated model where
-    there is none; ``beside`` are the clients compared with the federated model. ``labels`` are
-    those of the first run, by client and task.
+    ``verdict`` compares the method in question, by default the personal model, with local training,
+    or with the federated model where there is none; ``beside`` are the clients compared with the
+    federated model. ``labels`` are those of the first run, by client and task.
     """
 
     paths: tuple[Path, ...]
@@ -71,8 +71,12 @@ def seed_folders(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name[4:]))
 
 
-def gather(folders: Sequence[Path]) -> Gathered:
-    """Read finished runs that are seeds of one configuration, or one run that is under way."""
+def gather(folders: Sequence[Path], method: str | None = None,
+           against: Sequence[str] = ()) -> Gathered:
+    """Read finished runs that are seeds of one configuration, or one run that is under way.
+
+    ``method`` and ``against`` are as for ``verdict``.
+    """
     if not folders:
         raise TapflError("report: expected the folder of a run")
     under_way = len(folders) == 1 and _is_under_way(folders[0])
@@ -81,7 +85,7 @@ def gather(folders: Sequence[Path]) -> Gathered:
     timeline = read_timeline(
         [(path, record.seed) for path, record in zip(folders, records, strict=True)], under_way)
     warnings: list[str] = []
-    judged, beside = _judge(runs)
+    judged, beside = _judge(runs, method, against)
     footprints = _footprints(runs, timeline, warnings)
     warnings[:0] = _warnings(records, runs, timeline, judged)
     return Gathered(tuple(folders), records, runs, timeline, judged, beside, footprints,
@@ -94,18 +98,19 @@ def _is_under_way(folder: Path) -> bool:
     return not read_record(folder).finished
 
 
-def _judge(runs: Sequence[Run]) -> tuple[VerdictReport | None, tuple[ClientOutcome, ...]]:
-    """Compare the personal model with what clients would have without it, if there is anything."""
+def _judge(runs: Sequence[Run], method: str | None, against: Sequence[str],
+           ) -> tuple[VerdictReport | None, tuple[ClientOutcome, ...]]:
+    """Compare a method with what clients would have without it, if there is anything."""
     if not runs:
         return None, ()
     models, known = runs[0].record.models, runs[0].methods
-    personal, federated = models.get("personal"), models.get("federated")
+    chosen, federated = method or models.get("personal"), models.get("federated")
     others = [name for name in (alone_among(runs[0].record.config, known), federated)
-              if name in known and name != personal]
-    if personal not in known or not others:
+              if name in known and name != chosen]
+    if not (method or against) and (chosen not in known or not others):
         return None, ()
-    found = verdict([run.path for run in runs])
-    beside = (client_outcomes(runs, str(personal), str(federated))
+    found = verdict([run.path for run in runs], method, against)
+    beside = (client_outcomes(runs, found.method, str(federated))
               if federated in others and found.alternative != federated else ())
     return found, beside
 

@@ -88,12 +88,15 @@ def _read_run(folder: Path) -> Run:
 
 def _check_same(first: Run, run: Run) -> None:
     """Refuse a run of another configuration."""
-    old, new = (_configuration(each.record) for each in (first, run))
-    for key in new:
-        if new[key] != old.get(key):
-            raise TapflError(f"{run.path}: another configuration than {first.path}: '{key}' "
-                             f"differs ({new[key]} and {old.get(key)}); expected runs that differ "
-                             "in the seed alone")
+    for key, (old, new) in differences(first.record, run.record).items():
+        raise TapflError(f"{run.path}: another configuration than {first.path}: '{key}' differs "
+                         f"({new} and {old}); expected runs that differ in the seed alone")
+
+
+def differences(first: RunRecord, other: RunRecord) -> dict[str, tuple[Any, Any]]:
+    """Return what makes two runs more than seeds of one configuration: both values, by key."""
+    old, new = _configuration(first), _configuration(other)
+    return {key: (old.get(key), new[key]) for key in new if new[key] != old.get(key)}
 
 
 def _configuration(record: RunRecord) -> dict[str, Any]:
