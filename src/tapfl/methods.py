@@ -102,7 +102,9 @@ def method_specs(config: Config) -> list[MethodSpec]:
         if folder in folders and folders[folder] != spec.name:
             raise TapflError(f"methods: '{folders[folder]}' and '{spec.name}' would share a folder")
         if folder in folders or meaning in meanings:
-            raise TapflError(f"methods: '{spec.name}' is there twice")
+            other = folders.get(folder) or meanings[meaning]
+            raise TapflError(f"methods: '{spec.name}' is there twice" + (
+                "" if other == spec.name else f", as '{other}' as well"))
         folders[folder], meanings[meaning] = spec.name, spec.name
     return specs
 
@@ -176,7 +178,10 @@ def alone_among(config: Config, methods: Sequence[str]) -> str | None:
 
 
 def _halves(name: str) -> tuple[str, str]:
-    federated, _, personalizer = SHORT.get(name, name).partition("+")
+    federated, plus, personalizer = SHORT.get(name, name).partition("+")
+    if plus and not (federated and personalizer):
+        raise TapflError(f"methods: '{name}': expected a method before and behind the plus, as in "
+                         "fedavg+post")
     return federated, personalizer
 
 

@@ -50,8 +50,9 @@ def test_a_users_own_classes(tmp_path):
 
 @pytest.mark.parametrize(("names", "message"), [
     (["fedavgg"], "unknown federated method 'fedavgg'; did you mean 'fedavg'"),
+    (["fedavg+"], r"expected a method before and behind the plus, as in fedavg\+post"),
     (["fedavg+pst"], "unknown personalizer 'pst'; did you mean 'post'"),
-    (["fedavg+tap", "tap"], "'tap' is there twice"),
+    (["fedavg+tap", "tap"], r"'tap' is there twice, as '(fedavg\+tap|mine)' as well"),
     (["nowhere:Thing"], "cannot import nowhere"),
     (["../evil:Thing"], "is not the name of a module"),
     (["mymethods2:Nope"], "expected a class Nope"),
@@ -65,6 +66,7 @@ def test_bad_methods(tmp_path, names, message):
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(TapflError, match="^methods: .*" + message):
         plan(config(names), tmp_path)
-    with pytest.raises(TapflError, match=message if "twice" in message else
+    spelling = "twice" in message or "plus" in message  # of a name, wherever it stands
+    with pytest.raises(TapflError, match=message if spelling else
                        rf"^variants\.mine\.of: .*{message}"):  # also after a try that failed
         plan(config(["mine", *names[1:]], variants={"mine": {"of": names[0]}}), tmp_path)

@@ -76,7 +76,11 @@ def test_what_cannot_be_told():
     # Equal differences: many of them are certain, a few may be equal by chance.
     assert interval(np.zeros((3, 10))) == Interval(0, 0, 0)
     assert interval(np.full((1, 1), 25.0), [[np.full(30, 25.0)]]) == Interval(25, 25, 25)
-    for few in (interval(np.zeros((3, 4))), interval(np.full((1, 1), 25.0), [[np.full(6, 25.0)]])):
+    six = np.full(6, 25.0)
+    for few in (interval(np.zeros((3, 4))), interval(np.full((1, 1), 25.0), [[six]]),
+                interval(np.full((1, 9), 100 / 13)),  # rounding is no spread
+                interval(np.full((1, 9), 25.0), [[six] * 9], shared=True),  # the same six
+                interval(np.full((9, 1), 25.0), [[six]] * 9)):  # nor do seeds make them more
         assert math.isnan(few.low)
         assert judge(few, 1.0) == "not told apart"
 

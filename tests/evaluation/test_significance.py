@@ -68,7 +68,11 @@ def test_pairs():
     assert found.effect == pytest.approx(0.5 / math.sqrt(5 / 3))
     assert found.p == pytest.approx(student(0.5 / math.sqrt(5 / 3 / 4), 3))
     assert paired([0.0, 0.0]).p == 1
-    assert paired([2.0, 2.0]).p == 0
+    assert paired([2.0] * 30).p == 0
+    assert math.isnan(paired([2.0, 2.0]).p)  # so few may be equal by chance
+    equal = paired(np.full(9, 100 / 13))  # numpy's deviation of these is not 0
+    assert equal.deviation == 0
+    assert math.isnan(equal.p)
     assert math.isnan(paired([2.0]).p)
     assert math.isnan(paired([2.0, math.nan]).p)
     assert math.isnan(paired([2.0, math.inf]).p)  # a diverged model proves nothing

@@ -6,7 +6,7 @@ import torch
 from tapfl.blocks import BlockState
 from tapfl.engine.run import run
 from tapfl.federated.distill import divergence
-from tapfl.personal.criteria import Case
+from tapfl.personal.criteria import Case, Rule
 from tapfl.tasks import Batch
 from tests.experiment import FederatedRun, read_events, rows_of, tiny_experiment
 
@@ -148,6 +148,17 @@ def test_validation_criterion(tmp_path):
                 batch = data.batch(rows)
                 loss = network.loss(data.task.name, network(data.task.name, batch), batch).item()
                 assert history[data.task.name] == pytest.approx(loss, abs=1e-5)
+
+
+def test_an_infinite_loss_of_w_has_no_place_in_an_event(tmp_path, monkeypatch):
+    monkeypatch.setattr(Rule, "held_out",
+                        lambda self, client, state, tasks: dict.fromkeys(tasks, math.inf))
+    some = FederatedRun(tiny_experiment(tmp_path, tap={"criterion": "validation"},
+                                        federation={"holdout": 0.25}), tmp_path)
+    some.round(0)
+    replaced = read_events(tmp_path, "replacement")
+    assert replaced
+    assert {each["federated_loss"] for each in replaced} == {None}
 
 
 def test_divergence_by_hand():

@@ -37,6 +37,13 @@ def test_means_spreads_and_ranks():
     assert [table["fmnist", "mse"][m].rank for m in "abc"] == [1, 3, 2]
 
 
+def test_methods_that_are_not_shown_take_no_rank():
+    rows = rows_of("agnews", "accuracy", tap=[70.0], fedavg=[60.0], local=[90.0], ditto=[80.0])
+    shown = render(rows, ["tap", "fedavg"], "markdown")
+    assert "| TAP | **70.0 ±0.0** |" in shown
+    assert "| FedAvg | <u>60.0 ±0.0</u> |" in shown
+
+
 def test_where_all_are_equal_there_is_no_best():
     table = tabulate(rows_of("mmlu", "exact_match", a=[0.0], b=[0.0], c=[math.nan]))
     assert [cell.rank for cell in table["mmlu", "exact_match"].values()] == [0, 0, 0]

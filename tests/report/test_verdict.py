@@ -180,6 +180,8 @@ def test_which_clients_share_test_data(runs, tmp_path):
     brought = type(own).model_validate(values)
     run = type(run)(run.path, run.record.model_copy(update={"federation": brought}), run.rows)
     assert not run.shares_tests("agnews")
+    record = skewed.record.model_copy(update={"federation": brought})
+    assert not type(run)(skewed.path, record, skewed.rows).draws_tests("agnews")  # not dealt out
 
 
 def test_the_command(runs, tmp_path, capsys, monkeypatch):
@@ -289,5 +291,27 @@ def test_bad_scores(tmp_path):
     path.write_bytes(b"no scores")
     with pytest.raises(TapflError, match="damaged"):
         verdict([run])
+    path.unlink()
+    with pytest.raises(TapflError, match=r"tap/shapes.safetensors is missing; remove .*scores to"):
+        verdict([run])
+
+
+def test_a_few_equal_gains_help_nobody(tmp_path):
+    run = write_run(tmp_path / "run", scores=False)
+    rows = [row | {"value": 100.0 if row["method"] == "tap" else 0.0, "samples": 3}
+            for row in read_runs([run])[0].rows if row["metric"] == "accuracy"]
+    write_results(run / "results.csv", rows)
+    for method, value in (("local", 0.0), ("tap", 100.0)):
+        for client, tasks in (("shapes", ("tiny-imagenet", "agnews")), ("news", ("agnews",))):
+            path = run / "scores" / method / f"{client}.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_scores(path, Label(method, client, 1),
+                         {f"{task}|accuracy": np.full(3, value) for task in tasks})
+    found = verdict([run], against=["local"]).clients
+    assert len(found) == 3
+    for each in found:
+        assert each.outcome == "not told apart"
+        assert math.isnan(each.p)
+        assert math.isnan(each.gain.low)
 
 

@@ -86,8 +86,8 @@ def plan(config: Config, folder: Path | None = None, installed: bool = True) -> 
 def find_plan(run: RunSpec, folder: Path | None = None, installed: bool = True) -> Plan:
     """Return one federated run with its classes."""
     find = functools.partial(_find, folder=folder, installed=installed)
-    first = run.plain or run.personal[0]
-    method = find(run.federated, FEDERATED, FederatedMethod, "federated method", _key(first))
+    key = next(map(_key, filter(None, (run.plain, *run.personal))), "methods")
+    method = find(run.federated, FEDERATED, FederatedMethod, "federated method", key)
     method.read_settings(run.config)
     personalizers = []
     for spec in run.personal:
@@ -160,7 +160,7 @@ def _find(name: str, known: dict[str, Any], base: type, what: str, key: str, *,
     module = name.partition(":")[0]
     if ":" not in name:
         raise TapflError(f"{key}: unknown {what} '{name}'"
-                         + nearest(name, [*known, *NAMED, *SHORT]))
+                         + nearest(name, {*known, *SHORT}))
     wanted = class_name(name)
     found = getattr(_import(module, f"{key}: '{name}'", folder, installed), wanted, None)
     if not isinstance(found, type) or not issubclass(found, base):

@@ -39,6 +39,11 @@ def write_scores(path: Path, label: Label, scores: Mapping[str, NDArray[np.float
     return digest
 
 
+def score_file(run: Path, method: str, client: str) -> Path:
+    """Return where the scores of a client's model are."""
+    return run / FOLDER / folder_name(method) / f"{client}.safetensors"
+
+
 def read_scores(run: Path, methods: Iterable[str]) -> SampleScores | None:
     """Return the scores of some methods of a run; None where a run has kept no scores."""
     if not (run / FOLDER).is_dir():

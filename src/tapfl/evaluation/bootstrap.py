@@ -26,13 +26,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapfl.evaluation.metrics import metric_kind
-from tapfl.evaluation.significance import ALPHA, f_test, student_quantile
+from tapfl.evaluation.significance import ALPHA, ENOUGH, ROUNDING, f_test, student_quantile
 
 Floats = NDArray[np.float64]
 Samples = Sequence[Sequence[NDArray[np.floating]]]  # [seed][client] -> a difference per sample
 Verdict = Literal["better", "worse", "equivalent", "not told apart"]
 
-ENOUGH = 30  # differences that are all the same
 REPLICATES = 2000
 GENERATOR = 20  # the seed of every bootstrap: the same data give the same interval
 NORMAL = statistics.NormalDist().inv_cdf(1 - ALPHA / 2)
@@ -91,15 +90,23 @@ def interval(means: Floats, samples: Samples | None = None, shared: bool = False
         return Interval(centre, math.nan, math.nan)
     drawn = _replicates(means, samples, crossed)
     spread = float(drawn.std())
-    if spread == 0 or variance == 0:
+    if min(spread, math.sqrt(variance)) <= ROUNDING * float(np.abs(means).max()):
         # Many equal differences are certain; a few may be equal by chance.
-        count = means.size if samples is None else sum(len(v) for row in samples for v in row)
-        end = centre if count >= ENOUGH else math.nan
+        end = centre if _different(means, samples, crossed) >= ENOUGH else math.nan
         return Interval(centre, end, end)
     low, high = np.percentile(drawn - drawn.mean(), [50 * ALPHA, 100 - 50 * ALPHA])
     stretch = (math.sqrt(variance) / spread
                * student_quantile(ALPHA, freedom) / NORMAL)
     return Interval(centre, centre + float(low) * stretch, centre + float(high) * stretch)
+
+
+def _different(means: Floats, samples: Samples | None, crossed: Floats | None) -> int:
+    """Return how many differences there are, those on the same samples counted once."""
+    if samples is None:
+        return means.size
+    if crossed is not None:
+        return int(crossed.shape[2])
+    return sum(max(map(len, seeds)) for seeds in zip(*samples, strict=True))
 
 
 def _stack(samples: Samples) -> Floats | None:

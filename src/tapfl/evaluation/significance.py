@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 ALPHA = 0.05  # the usual level, also the paper's
+ENOUGH = 30  # differences that are all the same: fewer may be so by chance
+ROUNDING = 1e-12  # a spread of so small a part of the values is none
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,11 @@ class Sample:
         """Return the figures of some values."""
         array = np.asarray(values, dtype=float)
         mean = float(array.mean())
-        known = len(array) > 1 and math.isfinite(mean)
-        return cls(mean, float(array.std(ddof=1)) if known else math.nan, len(array))
+        if len(array) < 2 or not math.isfinite(mean):
+            return cls(mean, math.nan, len(array))
+        deviation = float(array.std(ddof=1))
+        seen = deviation > ROUNDING * float(np.abs(array).max())
+        return cls(mean, deviation if seen else 0.0, len(array))
 
 
 @dataclass(frozen=True)
@@ -85,14 +90,17 @@ class Paired:
 
 
 def paired(differences: ArrayLike) -> Paired:
-    """Return the paired t-test, two-sided, of some differences; one pair alone has no p."""
+    """Return the paired t-test, two-sided, of some differences.
+
+    One pair alone has no p, nor have a few pairs that all differ by the same.
+    """
     array = np.asarray(differences, dtype=float).ravel()
     figures = Sample.of(array)
     better = float((array > 0).mean() + (array == 0).mean() / 2)
     if math.isnan(figures.deviation):  # one pair alone, or one that is not finite
         p = math.nan
     elif figures.deviation == 0:  # all pairs differ by the same
-        p = float(figures.mean == 0)
+        p = 1.0 if figures.mean == 0 else 0.0 if figures.size >= ENOUGH else math.nan
     else:
         p = student(figures.mean / figures.deviation * math.sqrt(figures.size), figures.size - 1)
     return Paired(figures.mean, figures.deviation, figures.size, better, p)

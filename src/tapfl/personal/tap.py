@@ -143,15 +143,14 @@ class Tap(Personalizer):
         known = case.round_ < self.context.config.train.rounds  # the final W has no loss yet
         taken = {}
         for task, share in shares.items():
-            loss = case.personal_history[task]
+            w, x = case.federated_history[task], case.personal_history[task]
             own = sorted(self.method.blocks_of_task(task))
             blocks = [block for block in own if by_block[block]]
             taken[task] = statistics.fmean(by_block[block] for block in own)
             self.report(Replacement(
                 self.name, case.round_, case.client.id, task,
-                case.federated_history[task] if known else None,
-                None if math.isinf(loss) else loss, self.rule.margin(task), task in new, blocks,
-                share))
+                w if known and math.isfinite(w) else None, x if math.isfinite(x) else None,
+                self.rule.margin(task), task in new, blocks, share))
         return moved(case.personal, case.federated, by_block), taken
 
     def _criterion(self, client: Client, state: BlockState, losses: Losses) -> Losses:

@@ -20,6 +20,7 @@ from tapfl.errors import TapflError
 from tapfl.events import RoundEnded
 from tapfl.methods import federated_runs, method_specs
 from tapfl.model.summary import GIB, MIB, PAPER, kind_of, mean_client, summarize
+from tapfl.report.formats import latex_row, latex_text, markdown_text
 from tapfl.report.timeline import FILE, read_events
 
 BYTES = 4  # of a parameter that trains, and travels: fp32
@@ -224,10 +225,9 @@ def render(table: Sequence[Row], form: str) -> str:
                           r"\end{tabular}"])
     if form != "markdown":
         raise TapflError(f"--format {form}: expected markdown, latex or csv")
-    text = ["| " + " | ".join(line) + " |" for line in lines]
+    text = ["| " + " | ".join(map(markdown_text, line)) + " |" for line in lines]
     return "\n".join([text[0], "|" + "---|" * len(columns), *text[1:]])
 
 
 def _latex(cells: Sequence[str]) -> str:
-    special = {"%": r"\%", "_": r"\_", "&": r"\&", "#": r"\#"}
-    return " & ".join("".join(special.get(c, c) for c in cell) for cell in cells) + r" \\"
+    return latex_row([latex_text(cell) for cell in cells])

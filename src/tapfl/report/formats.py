@@ -100,16 +100,17 @@ def _markdown(sheet: Sheet) -> str:
         return f"{before}{_plain(cell, column, _fine(sheet))}{after}"
 
     titles = [f"{_heading(c)} {metric_name(c.metric)} {_arrow(c)}" for c in sheet.columns]
-    lines = ["| " + " | ".join(_bars(t) for t in ["method", *titles]) + " |",
+    lines = ["| " + " | ".join(markdown_text(t) for t in ["method", *titles]) + " |",
              "|---" * (len(titles) + 1) + "|"]
     for line in sheet.lines:
-        name = _bars(_label(line))
+        name = markdown_text(_label(line))
         cells = [f"*{name}*" if line.apart else name, *_cells(line, sheet, draw)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _bars(text: str) -> str:
+def markdown_text(text: str) -> str:
+    """Return a text that a Markdown table shows as it is."""
     return text.replace("|", "\\|")
 
 
@@ -133,23 +134,24 @@ def _latex(sheet: Sheet) -> str:
     first, rules, place = ["Method"], [], 2
     for heading, columns in itertools.groupby(sheet.columns, key=lambda c: (_heading(c), c.kind)):
         width = len(list(columns))
-        name = _escape(heading[0])
+        name = latex_text(heading[0])
         first.append(rf"\multicolumn{{{width}}}{{c}}{{{name}}}" if width > 1 else name)
         rules.append(rf"\cmidrule(lr){{{place}-{place + width - 1}}}")
         place += width
     arrows = {True: r"$(\downarrow)$", False: r"$(\uparrow)$"}
-    second = ["", *(f"{_escape(metric_name(c.metric))} {arrows[c.lower_is_better]}"
+    second = ["", *(f"{latex_text(metric_name(c.metric))} {arrows[c.lower_is_better]}"
                     for c in sheet.columns)]
     lines = [rf"\begin{{tabular}}{{l{'c' * len(sheet.columns)}}}", r"\toprule",
-             _row(first), " ".join(rules), _row(second), r"\midrule"]
+             latex_row(first), " ".join(rules), latex_row(second), r"\midrule"]
     for line in sheet.lines:
         if line.apart:
             lines.append(r"\midrule")
-        lines.append(_row([_escape(_label(line)), *_cells(line, sheet, _latex_cell)]))
+        lines.append(latex_row([latex_text(_label(line)), *_cells(line, sheet, _latex_cell)]))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _row(cells: Sequence[str]) -> str:
+def latex_row(cells: Sequence[str]) -> str:
+    """Return a row of a LaTeX table."""
     return " & ".join(cells) + r" \\"
 
 
@@ -161,7 +163,7 @@ def _latex_cell(cell: Cell, column: Column) -> str:
     return f"${marks.get(cell.rank, mean)}" + (rf" \scriptstyle\pm {spread}$" if spread else "$")
 
 
-def _escape(text: str) -> str:
+def latex_text(text: str) -> str:
     """Return a text that LaTeX prints as it is."""
     return "".join(_LATEX.get(c, c) for c in text)
 

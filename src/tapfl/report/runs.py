@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import numpy as np
 
 from tapfl.engine.record import FILE, RunRecord, read_record
 from tapfl.engine.results import no_results, read_results
-from tapfl.engine.scores import SampleScores, read_scores
+from tapfl.engine.scores import FOLDER as SCORES
+from tapfl.engine.scores import SampleScores, read_scores, score_file
 from tapfl.errors import TapflError
+from tapfl.evaluation.metrics import GENERAL
 
 # Runs that differ in these alone go together: none of them is part of what is compared.
 MAY_DIFFER = ("seed", "threads", "speed", "checkpoint")
@@ -50,12 +52,16 @@ class Run:
         """Return whether a client's test data depend on the seed: label skew deals them out."""
         entry = self.record.federation.tasks.get(task)
         return (self.record.config.federation.dirichlet is not None and entry is not None
-                and entry.kind.endswith("classification"))
+                and entry.kind.endswith("classification") and task not in self._brought)
 
     def shares_tests(self, task: str) -> bool:
         """Return whether all clients of a task are tested on the same samples."""
-        brought = self.record.federation.own_data(Path()).clients
-        return task not in brought and not self.draws_tests(task)
+        return task not in self._brought and not self.draws_tests(task)
+
+    @functools.cached_property
+    def _brought(self) -> Collection[str]:
+        """Tasks whose data the clients have brought: nothing is dealt out."""
+        return self.record.federation.own_data(Path()).clients
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -110,8 +116,14 @@ def _configuration(record: RunRecord) -> dict[str, Any]:
 
 
 def _check_scores(folder: Path, rows: Sequence[Mapping[str, Any]], scores: SampleScores) -> None:
-    """Refuse scores that are not those that the results are means of."""
+    """Refuse scores that are not those that the results are means of, or not all of them."""
+    there = {key[:2] for key in scores}
+    methods = {method for method, _ in there}
     for row in rows:
+        if (row["method"] in methods and (row["method"], row["client"]) not in there
+                and row["samples"] and not row["metric"].startswith(GENERAL)):
+            raise TapflError(f"{score_file(folder, row['method'], row['client'])} is missing; "
+                             f"remove {folder / SCORES} to do without scores of single samples")
         key = (row["method"], row["client"], row["task"], row["metric"])
         values = scores.get(key)
         if values is not None and (len(values) != row["samples"] or not np.isclose(

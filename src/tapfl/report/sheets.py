@@ -111,6 +111,8 @@ def build(rows: Rows, methods: Sequence[str], paper: str | None = None, averages
 
     ``kinds`` says what kind of task each data set is, for those that the paper does not have.
     """
+    shown = {*methods, CONSTANT}
+    rows = [row for row in rows if row["method"] in shown]  # nobody else takes a rank
     cells = _shown(tabulate(rows))
     table = {_column(dataset, metric, kinds or {}): column
              for (dataset, metric), column in cells.items()}

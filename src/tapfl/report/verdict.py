@@ -29,7 +29,7 @@ from tapfl.evaluation.bootstrap import (
     margin,
 )
 from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, METRIC_ORDER, metric_kind
-from tapfl.evaluation.significance import ALPHA, Paired, holm, paired, student_quantile
+from tapfl.evaluation.significance import ALPHA, ENOUGH, Paired, holm, paired, student_quantile
 from tapfl.methods import alone_among
 from tapfl.report.runs import Run, read_runs
 
@@ -260,7 +260,8 @@ def _samples_of_client(gains: _Gains, against: str, client: str, task: str,
 
 def _interval_of(test: Paired) -> Interval:
     """Return the mean of paired differences with its 95% interval."""
-    if test.pairs < 2 or not math.isfinite(test.deviation):
+    few = test.deviation == 0 and test.pairs < ENOUGH
+    if test.pairs < 2 or few or not math.isfinite(test.deviation):
         return Interval(test.mean, math.nan, math.nan)
     half = student_quantile(ALPHA, test.pairs - 1) * test.error
     return Interval(test.mean, test.mean - half, test.mean + half)
