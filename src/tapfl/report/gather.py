@@ -14,12 +14,18 @@ from tapfl.engine.labels import TaskLabels, read_labels
 from tapfl.engine.record import FILE, RunRecord, read_record
 from tapfl.errors import TapflError
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.methods import LOCAL, alone_among
+from tapfl.methods import LOCAL
 from tapfl.report.footprint import Footprint, footprint
 from tapfl.report.markup import counted
 from tapfl.report.runs import Run, read_runs
 from tapfl.report.timeline import Timeline, read_timeline
-from tapfl.report.verdict import ClientOutcome, VerdictReport, client_outcomes, verdict
+from tapfl.report.verdict import (
+    ClientOutcome,
+    VerdictReport,
+    client_outcomes,
+    usual_rivals,
+    verdict,
+)
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,10 @@ def _judge(runs: Sequence[Run], method: str | None, against: Sequence[str],
     """Compare a method with what clients would have without it, if there is anything."""
     if not runs:
         return None, ()
-    models, known = runs[0].record.models, runs[0].methods
+    models = runs[0].record.models
     chosen, federated = method or models.get("personal"), models.get("federated")
-    others = [name for name in (alone_among(runs[0].record.config, known), federated)
-              if name in known and name != chosen]
-    if not (method or against) and (chosen not in known or not others):
+    others = usual_rivals(runs[0], chosen)
+    if not (method or against) and (chosen not in runs[0].methods or not others):
         return None, ()
     found = verdict([run.path for run in runs], method, against)
     beside = (client_outcomes(runs, found.method, str(federated))

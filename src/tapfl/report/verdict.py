@@ -121,9 +121,8 @@ def verdict(folders: Sequence[Path], method: str | None = None, against: Sequenc
     for name, option in ((method, "--method"), *((name, "--against") for name in against)):
         if name not in known:
             raise TapflError(f"{option}: the run has no '{name}'" + nearest(name, known))
-    usual = [name for name in (alone_among(runs[0].record.config, known),
-                               models.get("federated")) if name in known]
-    others = [name for name in dict.fromkeys([*usual, *against]) if name and name != method]
+    others = [name for name in dict.fromkeys([*usual_rivals(runs[0], method), *against])
+              if name != method]
     if not others:
         raise TapflError(f"{folders[0]}: nothing to compare '{method}' with; name a method with "
                          f"--against (there are: {', '.join(known)})")
@@ -132,6 +131,12 @@ def verdict(folders: Sequence[Path], method: str | None = None, against: Sequenc
         method, tuple(others), tuple(run.record.seed for run in runs),
         _comparisons(gains, others, points, mse), others[0], _client_outcomes(gains, others[0]),
         all(gains.scores))
+
+
+def usual_rivals(run: Run, method: str | None) -> list[str]:
+    """Return what a method is always compared with: local training and the federated model."""
+    usual = (alone_among(run.record.config, run.methods), run.record.models.get("federated"))
+    return [name for name in usual if name is not None and name in run.methods and name != method]
 
 
 def compare(runs: Sequence[Run], method: str, others: Sequence[str]) -> tuple[Comparison, ...]:
