@@ -28,7 +28,7 @@ def add_report(verbs: Verbs) -> None:
         "gives a page of all its experiments: answers, tables and charts.",
         ["tapfl report runs/quickstart --open",
          "tapfl report runs/three/seed41 runs/three/seed42 --out three.html",
-         "tapfl report runs/three --method tap-soft --against fedavg+post2",
+         "tapfl report runs/three --method fedavg+post --against tap",
          "tapfl report reproduction/mini-small",
          "tapfl report runs/three --figures paper/figures"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
