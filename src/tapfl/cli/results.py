@@ -35,17 +35,22 @@ def add_report(verbs: Verbs) -> None:
                       help="the folder of a run, of several seeds, or of a reproduction")
     verb.add_argument("--out", type=Path, metavar="FILE",
                       help="where to write (report.html in the first folder)")
-    verb.add_argument("--method", metavar="NAME",
-                      help="the method in question (the run's personal model)")
-    verb.add_argument("--against", metavar="NAME", action="append", default=[],
-                      help="compare with this method too, beside local training and the federated "
-                           "model; may be given again")
+    _add_compared(verb)
     verb.add_argument("--open", action="store_true", help="show it in the browser")
     verb.add_argument("--no-samples", action="store_true",
                       help="leave the samples out, for a report that is passed on")
     verb.add_argument("--figures", type=Path, metavar="DIR",
                       help="write figures for a paper as well, as PDF and SVG, with LaTeX tables "
                            "beside them (needs matplotlib: pip install tapfl[figures])")
+
+
+def _add_compared(verb: argparse.ArgumentParser) -> None:
+    """Add what a verdict compares."""
+    verb.add_argument("--method", metavar="NAME",
+                      help="the method in question (the run's personal model)")
+    verb.add_argument("--against", metavar="NAME", action="append", default=[],
+                      help="compare with this method too, beside local training and the federated "
+                           "model; may be given again")
 
 
 def _report(options: argparse.Namespace) -> None:
@@ -206,11 +211,7 @@ def add_verdict(verbs: Verbs) -> None:
          "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
                       help="the folder of a run, or of several seeds")
-    verb.add_argument("--method", metavar="NAME",
-                      help="the method in question (the run's personal model)")
-    verb.add_argument("--against", metavar="NAME", action="append", default=[],
-                      help="compare with this method too, beside local training and the federated "
-                           "model; may be given again")
+    _add_compared(verb)
     verb.add_argument("--margin", type=float, metavar="POINTS",
                       help="methods within so many points of accuracy or of a text score are "
                            "equivalent (1)")
