@@ -41,7 +41,11 @@ def write_scores(path: Path, label: Label, scores: Mapping[str, NDArray[np.float
 
 def score_file(run: Path, method: str, client: str) -> Path:
     """Return where the scores of a client's model are."""
-    return run / FOLDER / folder_name(method) / f"{client}.safetensors"
+    return _folder(run, method) / f"{client}.safetensors"
+
+
+def _folder(run: Path, method: str) -> Path:
+    return run / FOLDER / folder_name(method)
 
 
 def read_scores(run: Path, methods: Iterable[str]) -> SampleScores | None:
@@ -49,7 +53,7 @@ def read_scores(run: Path, methods: Iterable[str]) -> SampleScores | None:
     if not (run / FOLDER).is_dir():
         return None
     return {(method, path.stem, task, metric): values for method in methods
-            for path in sorted((run / FOLDER / folder_name(method)).glob("*.safetensors"))
+            for path in sorted(_folder(run, method).glob("*.safetensors"))
             for (task, metric), values in read_file(path).items()}
 
 

@@ -27,6 +27,12 @@ def metric_kind(metric: str) -> str:
     return metric.removeprefix(GENERAL).partition("(")[0]
 
 
+def metric_place(metric: str) -> int:
+    """Return where a metric stands among a data set's; kinds that we do not know come last."""
+    kind = metric_kind(metric)
+    return METRIC_ORDER.index(kind) if kind in METRIC_ORDER else len(METRIC_ORDER)
+
+
 @dataclass
 class TextMetric:
     """A metric of text. An empty string scores 0, and what was scored once is remembered."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from tapfl.engine.files import replacing
 from tapfl.engine.record import read_record
 from tapfl.errors import TapflError
-from tapfl.evaluation.metrics import GENERAL, METRIC_ORDER, metric_kind
+from tapfl.evaluation.metrics import GENERAL, metric_kind, metric_place
 from tapfl.evaluation.significance import ALPHA, welch
 from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.experiments.plan import Plan
@@ -179,14 +179,10 @@ def _welch_shares(part: Part, seeds: Sequence[SeedOfPart], setting: str | None =
 
 def first_metrics(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Return the comparisons by the metric that speaks for each data set."""
-    def place(metric: str) -> int:
-        kind = metric_kind(metric)
-        return METRIC_ORDER.index(kind) if kind in METRIC_ORDER else len(METRIC_ORDER)
-
     own = [c for c in comparisons if not c.metric.startswith(GENERAL)]
-    best = {key: min(place(c.metric) for c in own if (c.against, c.dataset) == key)
+    best = {key: min(metric_place(c.metric) for c in own if (c.against, c.dataset) == key)
             for key in {(c.against, c.dataset) for c in own}}
-    return [c for c in own if place(c.metric) == best[c.against, c.dataset]]
+    return [c for c in own if metric_place(c.metric) == best[c.against, c.dataset]]
 
 
 def verdict_table(found: Sequence[Comparison]) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapfl.data.participants import parse_id
-from tapfl.evaluation.metrics import METRIC_ORDER, metric_kind
+from tapfl.evaluation.metrics import metric_place
 from tapfl.methods import LOCAL
 from tapfl.model.summary import MIB
 from tapfl.report.footprint import Traffic
@@ -45,10 +45,8 @@ def learning(gathered: Gathered) -> Html:
 
 def curve_lines(gathered: Gathered) -> dict[tuple[str, str], dict[str, Line]]:
     """Return the curves of every task, in the metric that speaks for it."""
-    order = {kind: place for place, kind in enumerate(METRIC_ORDER)}
     metrics: dict[str, str] = {}
-    for _, task, metric in sorted(gathered.timeline.curves, key=lambda key: order.get(
-            metric_kind(key[2]), len(order))):
+    for _, task, metric in sorted(gathered.timeline.curves, key=lambda key: metric_place(key[2])):
         metrics.setdefault(task, metric)
     found: dict[tuple[str, str], dict[str, Line]] = {}
     for (method, task, metric), values in gathered.timeline.curves.items():
@@ -219,7 +217,7 @@ def _draw_map(gathered: Gathered, rows: Sequence[str], columns: Sequence[str],
 def blocks(gathered: Gathered) -> Html:
     """Return the bytes of every block, and what a round sends of it."""
     sizes = [(each, traffic, run) for each in gathered.footprints[:1]
-             for run, traffic in each.traffic.items()]
+             for run, traffic in each.traffic.items() if traffic.blocks]
     if not sizes:
         return Html("")
     rows = [[block, run, number(each.blocks[block] / MIB, 3),

@@ -23,7 +23,7 @@ from tapfl.engine.samples import (
 )
 from tapfl.errors import TapflError, as_tapfl_error, one_line
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.evaluation.metrics import METRIC_ORDER, PERCENT, exact_match, metric_kind
+from tapfl.evaluation.metrics import PERCENT, exact_match, metric_kind, metric_place
 from tapfl.report.gather import Gathered, methods_of
 from tapfl.report.markup import Html, counted, folded, join, picture, tag
 from tapfl.tasks import IMAGE_GENERATION
@@ -210,10 +210,9 @@ def _percent(probability: float | None) -> str:
 
 def _score(found: TaskPredictions, number: int) -> str:
     """Return a sample's score in the metric that speaks for the task."""
-    order = {kind: place for place, kind in enumerate(METRIC_ORDER)}
-    known = sorted(found.scores, key=lambda metric: order.get(metric_kind(metric), len(order)))
-    if not known:
+    first = min(found.scores, key=metric_place, default=None)
+    if first is None:
         return ""
-    value, kind = found.scores[known[0]][number], metric_kind(known[0])
+    value, kind = found.scores[first][number], metric_kind(first)
     digits = 0 if kind in PERCENT else 3
     return f"{kind} {'not a number' if value is None else f'{value:.{digits}f}'}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, METRIC_ORDER, metric_kind
+from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, metric_kind, metric_place
 from tapfl.report.paper import DATASETS, PLAIN_AVERAGES, published
 from tapfl.tasks import IMAGE_GENERATION, KINDS, TEXT_CLASSIFICATION, TEXT_GENERATION
 
@@ -120,7 +120,8 @@ def build(rows: Rows, methods: Sequence[str], paper: str | None = None, averages
     place = {**{d: i - len(DATASETS) for i, d in enumerate(DATASETS)},
              **{d: i for d, i in order.items() if d not in DATASETS}}
     table = dict(sorted(table.items(), key=lambda item: (
-        _family(item[0]), place[item[0].dataset], _metric_place(item[0].metric))))
+        _family(item[0]), place[item[0].dataset], item[0].metric.startswith(GENERAL),
+        metric_place(item[0].metric), item[0].metric)))
     if averages:
         table = _with_averages(table, plain=paper in PLAIN_AVERAGES)
     printed = _published(paper, table, methods) if paper else {}
@@ -149,12 +150,6 @@ def _column(dataset: str, metric: str, kinds: Mapping[str, str]) -> Column:
 
 def _family(column: Column) -> int:
     return KINDS.index(column.kind) if column.kind in KINDS else len(KINDS)
-
-
-def _metric_place(metric: str) -> tuple[bool, int, str]:
-    kind = metric_kind(metric)
-    return (metric.startswith(GENERAL),
-            METRIC_ORDER.index(kind) if kind in METRIC_ORDER else len(METRIC_ORDER), metric)
 
 
 def _with_averages(table: Mapping[Column, dict[str, Cell]],

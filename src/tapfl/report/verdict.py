@@ -28,7 +28,7 @@ from tapfl.evaluation.bootstrap import (
     judge,
     margin,
 )
-from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, METRIC_ORDER, metric_kind
+from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, metric_kind, metric_place
 from tapfl.evaluation.significance import ALPHA, ENOUGH, Paired, holm, paired, student_quantile
 from tapfl.methods import alone_among
 from tapfl.report.runs import Run, read_runs
@@ -247,9 +247,7 @@ def _first_metrics(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     for row in rows:
         if not row["metric"].startswith(GENERAL):
             metrics.setdefault(row["task"], []).append(row["metric"])
-    order = {kind: place for place, kind in enumerate(METRIC_ORDER)}
-    return [(task, min(each, key=lambda m: order.get(metric_kind(m), len(order))))
-            for task, each in metrics.items()]
+    return [(task, min(each, key=metric_place)) for task, each in metrics.items()]
 
 
 def _samples_of_client(gains: _Gains, against: str, client: str, task: str,
