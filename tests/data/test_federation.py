@@ -63,6 +63,21 @@ def test_missing_federation_file():
         load_federation(FederationConfig(file="nope.yaml"))
 
 
+@pytest.mark.parametrize(("classes", "shares", "groups"), [
+    ("", ["1/2", "1/2"], 3), (", classes: 2", ["1"], 1),
+    (", classes: 2", ["{path: a}", "{path: b}"], 1)])
+def test_label_skew_needs_labels_that_clients_share(tmp_path, classes, shares, groups):
+    path = tmp_path / "f.yaml"
+    kind = "image_classification" if classes else "image_generation"
+    path.write_text(f"tasks: {{t: {{kind: {kind}, modalities: [image]{classes}}}}}\nclients:\n"
+                    + "".join(f"  - {{name: c{i}, tasks: {{t: {share}}}}}\n"
+                              for i, share in enumerate(shares)))
+    config = FederationConfig(file=str(path), groups=groups)
+    load_federation(config)
+    with pytest.raises(TapflError, match=r"^federation\.dirichlet: no two clients of .*f\.yaml"):
+        load_federation(config.model_copy(update={"dirichlet": 0.3}))
+
+
 def _federation(groups, samples=120):
     """A federation whose data are numbers of samples and nothing else."""
     file = load_federation(FederationConfig(layout="flava"))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from fractions import Fraction
 from importlib import resources
 
 from tapfl.config import FederationConfig
@@ -43,7 +45,18 @@ def load_federation(config: FederationConfig) -> FederationFile:
     except TapflError as error:
         raise TapflError(f"{where}: {error}") from None
     places(federation, config)  # `federation.clients` may name some that are nobody
+    if config.dirichlet is not None and not _can_be_skewed(federation, config.groups):
+        raise TapflError(f"federation.dirichlet: no two clients of {where} share a classification "
+                         "data set, so there are no labels to skew; expected null")
     return federation
+
+
+def _can_be_skewed(file: FederationFile, groups: int) -> bool:
+    """Return whether clients share a data set that has labels."""
+    tasks = file.task_table()
+    holders = Counter(task for entry in file.clients for task, share in entry.tasks.items()
+                      if isinstance(share, Fraction) and tasks[task].is_classification)
+    return any(count * groups > 1 for count in holders.values())
 
 
 def client_id(group: int, name: str, groups: int) -> str:
