@@ -97,6 +97,8 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):
     ("deploy local quickstart --out here --join soon",
      "tapfl deploy local: --join: expected a number, got 'soon'"),
     ("deploy local quickstart --out here --joint 3", "tapfl deploy local: unknown option --joint"),
+    ("deploy server offline-pair --keys keys --out here --data .",  # it reads no data
+     "tapfl deploy server: unknown option --data"),
     ("deploy lokal", "tapfl deploy: COMMAND: invalid choice: 'lokal' (choose from"),
     ("runn", "tapfl: COMMAND: invalid choice: 'runn' (choose from"),
     ("--verbose run quickstart", "tapfl: unknown option --verbose"),

@@ -43,12 +43,13 @@ def add_deploy(verbs: Verbs) -> None:
         add(below)
 
 
-def _add_config(verb: argparse.ArgumentParser) -> None:
+def _add_config(verb: argparse.ArgumentParser, reads_data: bool = True) -> None:
     verb.add_argument("preset", metavar="PRESET|FILE.yaml",
                       help="a shipped preset or a configuration file, the same everywhere")
     verb.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[],
                       help="change any key of the configuration, by its dotted name")
-    verb.add_argument("--data", metavar="DIR", help="a folder that mirrors the hub's data sets")
+    if reads_data:
+        verb.add_argument("--data", metavar="DIR", help="a folder that mirrors the hub's data sets")
     verb.add_argument("--threads", type=int, metavar="N", help="CPU threads to compute with")
     verb.add_argument("--device", default="auto", metavar="auto|cpu|cuda", help="where to compute")
     verb.add_argument("--modules", type=Path, metavar="DIR",
@@ -101,7 +102,7 @@ def _add_server(verbs: Verbs) -> None:
         ["tapfl deploy server clinics.yaml --keys keys --out runs/clinics "
         "--public 0.0.0.0:8443",
         "tapfl deploy status runs/clinics"])
-    _add_config(verb)
+    _add_config(verb, reads_data=False)
     verb.add_argument("--seed", type=int, metavar="N", help="the seed")
     verb.add_argument("--keys", type=Path, required=True, metavar="DIR",
                       help="the folder of 'tapfl deploy keys'")
@@ -245,7 +246,8 @@ def _config(options: argparse.Namespace) -> Any:
 
     more = [f"{key}={value}" for key, value in (
         ("seed", options.seed), ("threads", options.threads)) if value is not None]
-    return with_mirror(load_config(options.preset, [*options.overrides, *more]), options.data)
+    return with_mirror(load_config(options.preset, [*options.overrides, *more]),
+                       getattr(options, "data", None))
 
 
 def _patience(options: argparse.Namespace) -> Any:
