@@ -1,11 +1,16 @@
+import sys
+
 import pytest
 
 from tapfl.config import Config
+from tapfl.engine.record import read_record
 from tapfl.engine.registry import plan
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
 from tapfl.federated.method import FedAvg
 from tapfl.personal.tap import Tap
+from tapfl.report.gather import gather
+from tests.engine.test_resume import Stop
 from tests.experiment import tiny_experiment
 
 OWN = """
@@ -46,6 +51,32 @@ def test_a_users_own_classes(tmp_path):
     rows = run(tiny_experiment(tmp_path, methods=names, train={"rounds": 1}), tmp_path / "out",
                modules=tmp_path)
     assert {r["method"] for r in rows} == {*names, "constant"}
+
+
+def test_own_code_that_changes_while_a_run_is_interrupted(tmp_path):
+    """A mistake may be corrected on the way; the record then says that the run has two versions."""
+    (tmp_path / "changing.py").write_text(OWN)
+    mine = tiny_experiment(tmp_path, methods=["fedavg+changing:Thrice", "fedavg"],
+                           train={"rounds": 2, "local_steps": 1})
+    out, calm = tmp_path / "out", Stop(at_client=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(mine, out, modules=tmp_path, notify=Stop(at_round=1))
+    before = read_record(out)
+    assert list(before.code) == ["tapfl", "changing"]
+    with pytest.raises(KeyboardInterrupt):
+        run(mine, out, modules=tmp_path, notify=calm, resume=True)
+    assert not read_record(out).mixed
+    assert not any("has changed" in line for line in calm.said)
+    (tmp_path / "changing.py").write_text(OWN.replace("times = 3", "times = 4"))
+    sys.modules.pop("changing")  # as in a new process
+    last = Stop()
+    run(mine, out, modules=tmp_path, notify=last, resume=True)
+    now = read_record(out)
+    assert now.code["changing"] != before.code["changing"]
+    assert now.mixed == ["changing"]
+    assert any("the code of changing has changed since" in line for line in last.said)
+    assert any("the code of changing changed while the run was interrupted" in warning
+               for warning in gather([out]).warnings)
 
 
 @pytest.mark.parametrize(("names", "message"), [

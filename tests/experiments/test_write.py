@@ -162,9 +162,10 @@ def test_the_footprint_is_of_every_run(written):
     sizes = [r for r in rows if r.get("mean parameters")]
     assert all(r["mean parameters"].isdigit() for r in sizes)
     first = [r["setting"] for r in sizes if r["part"] == rows[0]["part"]]
-    # Two parts, two runs each: W, and TAP's models under the names that the run has for them.
-    names = ("tap", "tap-soft", "tap-merge")
-    assert first == (["fedavg", *names] * 2 + ["fedavg", *(f"{name}-2" for name in names)] * 2)
+    # Two parts, two runs each: W, and X of every method under the names that the run has for them.
+    names = ["fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-merge"]
+    again = [f"{name}-2".replace("+", "-") for name in names]
+    assert first == ["fedavg", *names] * 2 + ["fedavg", *again] * 2
     assert any(r.get("block") for r in rows)
 
 

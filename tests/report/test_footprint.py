@@ -66,12 +66,12 @@ def test_blocks_of_a_method_count_for_who_holds_them(paid):
     held = [more["held"]["+".join(sorted(client["tasks"]))] for client in clients]
     assert found.means["feddat"]["total"] == pytest.approx(
         found.mean["total"] + sum(held) / len(held))
-    fedavg, _, feddat = rows([found])[:3]
+    fedavg, _, _, feddat = rows([found])[:4]
     assert fedavg["mean parameters"] == f"{found.mean['total']:,.0f}"
     assert feddat["mean parameters"] == f"{found.means['feddat']['total']:,.0f}"
     assert float(feddat["trainable %"]) > float(fedavg["trainable %"])
     # A run of an earlier version has not recorded who holds them.
-    shown = rows([dataclasses.replace(found, means={"feddat": {}})])[2]
+    shown = rows([dataclasses.replace(found, means={"feddat": {}})])[3]
     assert (shown["mean parameters"], shown["memory GiB"]) == ("", "")
 
 
@@ -95,18 +95,20 @@ def test_rows_and_formats(paid, capsys):
     _, out = paid
     found = footprint(out)
     table = rows([found])
-    assert [row["setting"] for row in table[:3]] == ["fedavg", "tap", "feddat"]
-    assert table[1]["stage 2 s/client"] == f"{found.seconds['tap']:.2f}"
-    assert table[0]["stage 2 s/client"] == ""
+    assert [row["setting"] for row in table] == ["fedavg", "tap", "fedavg+post", "feddat"]
+    assert [row["stage 2 s/client"] for row in table] == [
+        "", f"{found.seconds['tap']:.2f}", f"{found.seconds['fedavg+post']:.2f}", ""]
+    # Post-training keeps no second copy.
+    assert table[2]["mean parameters"] == table[0]["mean parameters"]
     assert main(["footprint", str(out), str(out), "--format", "csv"]) == 0
     lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert float(lines[1]["mean parameters"]) == round(found.mean["tap_total"])
-    assert lines[0] == lines[3]
+    assert lines[0] == lines[4]
     assert {line["run"] for line in lines} == {"out"}  # the paper has no model of this shape
     full = dataclasses.replace(found, paper=PAPER["flava"])
     lines = list(csv.DictReader(io.StringIO(render(rows([full, full]), "csv"))))
     # Two runs, then the paper's rows, once.
-    assert [line["run"] for line in lines] == ["out"] * 6 + ["paper"] * 2
+    assert [line["run"] for line in lines] == ["out"] * 8 + ["paper"] * 2
     assert [line["stage 2 s/client"] for line in lines[-2:]] == ["", "153.54"]
     assert float(lines[-1]["mean parameters"]) == round(PAPER["flava"]["tap_total"])
     assert main(["footprint", str(out), "--blocks"]) == 0
@@ -116,6 +118,35 @@ def test_rows_and_formats(paid, capsys):
     assert latex[0] == r"\begin{tabular}{lllrrrrrrrrr}"
     assert r"trainable \%" in latex[2]
     assert all(line.count("&") == 11 and line.endswith(r"\\") for line in latex[4:-2])
+
+
+OWN = """
+from tapfl.personal.personalizer import Personalizer
+from tapfl.personal.tap import Tap
+
+class Mine(Tap):
+    pass
+
+class Late(Personalizer):
+    def after_federation(self, client, final):
+        return final
+"""
+
+
+def test_a_personalizer_of_ones_own_in_a_run_without_rounds(tmp_path):
+    """It keeps a second copy if it watches the rounds; what no round has sent is not shown."""
+    (tmp_path / "costly.py").write_text(OWN)
+    names = ["fedavg+costly:Mine", "fedavg+costly:Late"]
+    run(tiny_experiment(tmp_path, methods=names, train={"rounds": 0}, post={"steps": 1}),
+        tmp_path / "out", modules=tmp_path)
+    found = footprint(tmp_path / "out")
+    table = rows([found])
+    assert [row["setting"] for row in table] == ["fedavg", *names]
+    once, twice = (f"{found.mean[key]:,.0f}" for key in ("total", "tap_total"))
+    assert [row["mean parameters"] for row in table] == [once, twice, once]
+    assert all(float(row["stage 2 s/client"]) >= 0 for row in table[1:])
+    assert {row[key] for row in table for key in ("up MiB/round", "round s")} == {""}
+    assert block_rows(found) == []
 
 
 def test_the_papers_rows_are_the_papers():

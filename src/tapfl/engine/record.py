@@ -89,12 +89,14 @@ class Started(BaseModel):
 class RunRecord(BaseModel):
     """The record of a run.
 
-    ``models`` says which method's model ``predict`` takes by default, ``shared`` which federated
-    runs end with one model for all clients. ``data`` says where each task's samples come from,
+    ``models`` says which method's model ``predict`` takes by default, ``second_models`` for which
+    methods clients keep X beside W, ``shared`` which federated runs end with one model for all
+    clients. ``data`` says where each task's samples come from,
     ``dropped`` which rows could not be used. ``times`` are those of each federated run,
     ``privacy`` what its noise promised. ``began`` is set while a process is at work. ``id`` tells
     runs apart: on a node it is that of the server's run. ``left`` says since which round each
-    federated run did without a client.
+    federated run did without a client. ``own_code`` has a checksum of every module of the user's
+    own; ``mixed`` says which code has changed between the parts of a resumed run.
     """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
@@ -111,6 +113,7 @@ class RunRecord(BaseModel):
     began: float | None = None
     clients: int
     models: dict[str, str]
+    second_models: list[str] = []
     shared: list[str] = []
     federation: FederationFile
     federation_sha256: str
@@ -122,11 +125,18 @@ class RunRecord(BaseModel):
     weights: str
     random_weights: bool
     environment: dict[str, Any]
+    own_code: dict[str, str] = {}
+    mixed: list[str] = []
     computing: dict[str, Any]
     parameters: dict[str, Any]
     memory: dict[str, int] = {}
     times: dict[str, Times] = {}
     privacy: dict[str, Promise] = {}
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Checksums of the code that results depend on: tapfl's, and the user's own modules'."""
+        return {"tapfl": str(self.environment.get("code")), **self.own_code}
 
     def save(self, folder: Path) -> None:
         """Write run.json."""

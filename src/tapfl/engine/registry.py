@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -116,6 +117,24 @@ def default_models(plans: Iterable[Plan]) -> dict[str, str]:
     if shared:
         found["federated"] = shared[0].name
     return found
+
+
+def second_models(plans: Iterable[Plan]) -> list[str]:
+    """Return the methods for which a client keeps a second copy of what trains."""
+    return [spec.name for p in plans for spec, cls in p.personalizers if cls.keeps_model()]
+
+
+def own_code(plans: Iterable[Plan]) -> dict[str, str]:
+    """Return a checksum of every module that classes of the user's own come from.
+
+    What such a module imports in its turn is not looked at.
+    """
+    modules = {c.__module__ for p in plans
+               for cls in (p.method, *(cls for _, cls in p.personalizers))
+               for c in cls.__mro__ if issubclass(c, Configurable) and not is_ours(c.__module__)}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)}
+    return {name: hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+            for name, file in files.items() if file}
 
 
 def _check_own(config: Config, plans: Iterable[Plan]) -> None:

@@ -141,9 +141,18 @@ class _Run:
         else:
             _compare(self.out, before, facts)
             record = before.model_copy(update=facts)
+            self._note_changes(before, record)
         record.save(self.out)
         self.site.started()
         return record
+
+    def _note_changes(self, before: RunRecord, now: RunRecord) -> None:
+        """Say and record which code has changed since the run was started."""
+        changed = [name for name in now.code if before.code.get(name) != now.code[name]]
+        now.mixed = sorted({*before.mixed, *changed})
+        if changed:
+            self.notify(Message(f"{self.out}: the code of {', '.join(changed)} has changed since "
+                                "this run was started; its results come from both versions"))
 
     def _federated_run(self, each: Plan) -> list[Row]:
         folder = self.out / "state" / folder_name(each.name)

@@ -18,7 +18,7 @@ from tapfl.engine.labels import write_labels
 from tapfl.engine.memorystore import MemoryStore
 from tapfl.engine.messages import Clients
 from tapfl.engine.record import dropped, environment, run_id
-from tapfl.engine.registry import Plan, default_models
+from tapfl.engine.registry import Plan, default_models, own_code, second_models
 from tapfl.engine.sample_choice import SampleChoice
 from tapfl.engine.worker import Worker
 from tapfl.evaluation.evaluate import Evaluator
@@ -161,7 +161,9 @@ def model_facts(context: Context, plans: Sequence[Plan], device: str) -> dict[st
               for name, block in sorted(context.network().blocks.items())}
     frozen = parameters(foundation)
     return {
-        "seed": context.seed, "models": default_models(plans), "environment": environment(device),
+        "seed": context.seed, "models": default_models(plans),
+        "second_models": second_models(plans), "environment": environment(device),
+        "own_code": own_code(plans),
         "weights": foundation.weights, "random_weights": foundation.is_random,
         "computing": {"dtype": str(foundation.dtype).removeprefix("torch."),
                       "layers": foundation.execution_modes, "graphs": context.uses_cuda_graphs},

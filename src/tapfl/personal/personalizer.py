@@ -25,6 +25,11 @@ class Personalizer(Configurable):
 
     preferred: ClassVar[bool] = False  # whether ``predict`` takes this model before others
 
+    @classmethod
+    def keeps_model(cls) -> bool:
+        """Return whether clients keep X beside W from round to round: if it watches the rounds."""
+        return cls.after_training is not Personalizer.after_training
+
     def __init__(self, context: Context, method: FederatedMethod, name: str) -> None:
         self.context, self.method, self.name = context, method, name
         self.settings = self.read_settings(context.config)

@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tapfl.report.formats import latex_row, latex_text, markdown_text
 from tapfl.report.timeline import FILE, read_events
 
 BYTES = 4  # of a parameter that trains, and travels: fp32
-TAP = ("tap", "ditto", "apfl")  # personalizers that keep a second copy of what trains
 NUMBER = re.compile(r"[0-9]{1,3}(,[0-9]{3})+")
 COLUMNS = ("run", "model", "setting", "mean parameters", "trainable %", "memory GiB",
            "stage 2 s/client", "up MiB/round", "down MiB/round", "round s", "host GiB", "GPU GiB")
@@ -60,7 +59,8 @@ class Footprint:
     second copy of what trains. ``means`` are those of federated runs whose method has blocks of its
     own, as FedDAT's adapters; all of these count as trainable. They are empty where a run has not
     recorded who holds them. ``blocks`` are the bytes of every block. ``traffic`` belongs to a
-    federated run, ``seconds`` (of a client's final model) to a method.
+    federated run, ``seconds`` (of a client's final model) to a method. ``personal`` has the methods
+    with a personalizer on each federated run, ``twice`` those whose clients keep a second copy.
     """
 
     name: str
@@ -71,7 +71,8 @@ class Footprint:
     memory: Mapping[str, int]
     traffic: Mapping[str, Traffic]
     seconds: Mapping[str, float]
-    tap: tuple[tuple[str, str], ...]  # methods with TAP, and the federated runs they watch
+    personal: Mapping[str, Sequence[str]]
+    twice: frozenset[str]
     paper: Mapping[str, float] | None
 
     @property
@@ -93,11 +94,11 @@ def footprint(folder: Path) -> Footprint:
         folder.resolve().name, record.config.foundation.name, summary["mean"],
         {run: _with_more(summary["clients"], more.get("held", {}))
          for run, more in record.parameters.get("methods", {}).items()}, blocks,
-        record.memory, _traffic(folder, blocks),
+        record.memory, _traffic(folder, [run.name for run in runs], blocks),
         {method: value for times in record.times.values()
          for method, value in times.per_client_final.items()},
-        tuple((spec.name, run.name) for run in runs for spec in run.personal
-              if spec.personalizer in TAP), summary["paper"])
+        {run.name: [spec.name for spec in run.personal] for run in runs},
+        frozenset(record.second_models), summary["paper"])
 
 
 def _with_more(clients: Sequence[Mapping[str, Any]], held: Mapping[str, int]) -> dict[str, float]:
@@ -118,14 +119,14 @@ def _parameters(record: RunRecord) -> dict[str, int]:
     return found
 
 
-def _traffic(folder: Path, blocks: Mapping[str, int]) -> dict[str, Traffic]:
+def _traffic(folder: Path, runs: Iterable[str], blocks: Mapping[str, int]) -> dict[str, Traffic]:
     """Add up what the rounds of every federated run have sent."""
-    rounds: dict[str, list[Mapping[str, Any]]] = {}
+    rounds: dict[str, list[Mapping[str, Any]]] = {run: [] for run in runs}
 
     def take(event: Mapping[str, Any]) -> None:
         if event["event"] == RoundEnded.kind:
             _sent([event], blocks)  # a damaged one is found here, where its line is known
-            rounds.setdefault(event["method"], []).append(event)
+            rounds[event["method"]].append(event)
 
     read_events(folder / FILE, take)
     return {run: _sent(each, blocks) for run, each in rounds.items()}
@@ -168,21 +169,22 @@ def rows(footprints: Sequence[Footprint]) -> list[Row]:
 
 
 def _rows(each: Footprint) -> list[Row]:
-    """Return a row for every federated run, and one for every method with TAP on it."""
+    """Return a row for every federated run, and one for every personalizer on it."""
     peak = {column: f"{each.memory[key] / GIB:.2f}" if key in each.memory else ""
             for column, key in (("host GiB", "peak_rss"), ("GPU GiB", "peak_cuda"))}
     found = []
     for run, traffic in each.traffic.items():
-        sent = {"up MiB/round": f"{traffic.per_round(traffic.up) / MIB:.1f}",
-                "down MiB/round": f"{traffic.per_round(traffic.down) / MIB:.1f}",
-                "round s": f"{traffic.per_round(traffic.seconds):.2f}", **peak}
+        sent = peak | ({"up MiB/round": f"{traffic.per_round(traffic.up) / MIB:.1f}",
+                        "down MiB/round": f"{traffic.per_round(traffic.down) / MIB:.1f}",
+                        "round s": f"{traffic.per_round(traffic.seconds):.2f}"}
+                       if traffic.rounds else {})
         mean = each.means.get(run, each.mean)
         found.append({**_sizes(each.name, each.foundation, run, mean, ""), **sent})
-        for method, watched in each.tap:
-            if watched == run:
-                took = f"{each.seconds[method]:.2f}" if method in each.seconds else ""
-                found.append({**_sizes(each.name, each.foundation, method, mean, "tap_"),
-                              "stage 2 s/client": took, **sent})
+        for method in each.personal[run]:
+            took = f"{each.seconds[method]:.2f}" if method in each.seconds else ""
+            kind = "tap_" if method in each.twice else ""
+            found.append({**_sizes(each.name, each.foundation, method, mean, kind),
+                          "stage 2 s/client": took, **sent})
     return found
 
 

@@ -154,8 +154,13 @@ def _warnings(records: Sequence[RunRecord], runs: Sequence[Run], timeline: Timel
     found += [f"{counted(count, nouns[kind])} (listed below)" for kind, count in kinds.items()]
     if runs and not timeline.events:
         found.append("no events were found: there are no losses, replacements and traffic to show")
-    if len({str(record.environment.get("code")) for record in records}) > 1:
-        found.append("the runs were made by different versions of tapfl's code")
+    found += [f"seed {record.seed}: the code of {', '.join(record.mixed)} changed while the run "
+              "was interrupted" for record in records if record.mixed]
+    differing = [name for name in records[0].code
+                 if len({record.code.get(name) for record in records}) > 1]
+    if differing:
+        found.append(f"the runs were made by different versions of the code of "
+                     f"{', '.join(differing)}")
     return found
 
 

@@ -97,11 +97,10 @@ def costs(gathered: Gathered) -> Html:
 
 def _footprint(footprints: Sequence[Footprint]) -> Html:
     rows = footprint_rows(footprints)
-    if not rows:  # a node's own folder: it has seen no round
-        return join([])
     return table(
         "What a client holds (fp32, of the mean client), what a round sends, and how long it "
-        "takes. TAP keeps a second copy of what trains.", list(rows[0]),
+        "takes. A method that trains X in every round keeps a second copy of what trains.",
+        list(rows[0]),
         [[_figure(row[column], place) for place, column in enumerate(row)] for row in rows])
 
 
@@ -119,6 +118,7 @@ def versions(gathered: Gathered) -> Html:
     """Return what the runs were made with, and how large the model is."""
     record = gathered.record
     facts: dict[str, object] = {str(key): value for key, value in record.environment.items()}
+    facts |= {f"code of {module}": checksum for module, checksum in record.own_code.items()}
     facts |= {"weights": record.weights, "clients": record.clients}
     for name in ("total", "trainable"):
         if isinstance(record.parameters.get(name), int):
