@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -185,15 +186,17 @@ def test_which_clients_share_test_data(runs, tmp_path):
 
 
 def test_the_command(runs, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("COLUMNS", "80")
     names = [str(run) for run in runs]
     before = sorted(tmp_path.rglob("*"))
     assert main(["verdict", *names]) == 0
     out = capsys.readouterr().out
+    assert "…" not in out  # no name and no figure is cut
+    assert re.search(r"tiny-imagenet +accuracy +[+-]\d+\.\d \[[+-]", out)
     assert "tap against local, 3 seeds" in out
     assert "helped 4, hurt 1, not told apart 2 of 7 (4 clients, counted by task)" in out
     assert "no scores" not in out
-    assert max(map(len, out.splitlines())) <= 100
+    assert max(map(len, out.splitlines())) <= 80
     assert sorted(tmp_path.rglob("*")) == before
     assert main(["verdict", names[0], "--json", "--csv", str(tmp_path / "v.csv")]) == 0
     found = json.loads(capsys.readouterr().out)

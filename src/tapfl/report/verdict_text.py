@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
 SHOWN = 40  # clients on the screen; --csv writes them all
 COLUMNS = ("what", "method", "against", "dataset", "client", "metric", "mean", "baseline", "gain",
            "low", "high", "margin", "effect", "better", "pairs", "p", "verdict")
+GAIN = "gain [95% interval]"
 STYLES = {"better": "green", "helped": "green", "worse": "red", "hurt": "red"}
 
 
@@ -25,26 +27,21 @@ def text(report: VerdictReport) -> str:
     console = Console()
     with console.capture() as captured:
         for against in report.against:
-            console.print(_comparisons(report, against))
-        console.print(_clients(report))
-    return "\n".join([str(captured.get()).rstrip("\n"), *_remarks(report)])
+            console.print(_comparisons(report, against), "")
+        console.print(_clients(report), "")
+    return "\n".join([str(captured.get()).rstrip("\n"), "", *_remarks(report)])
 
 
 def _comparisons(report: VerdictReport, against: str) -> Any:
     """Draw a method against another, data set by data set."""
-    from rich.table import Table
     from rich.text import Text
 
     seeds = f"{len(report.seeds)} seed{'s' if len(report.seeds) > 1 else ''}"
-    drawn = Table(title=Text(f"{report.method} against {against}, {seeds}"), title_justify="left")
-    for name in ("data set", "metric"):
-        drawn.add_column(name)
-    for name in ("gain", "95% interval", "pairs", "d", "p"):
-        drawn.add_column(name, justify="right")
-    drawn.add_column("verdict")
+    drawn = _table(f"{report.method} against {against}, {seeds}", ("data set", "metric"),
+                   (GAIN, "pairs", "d", "p"), "verdict")
     for each in (c for c in report.comparisons if c.against == against):
         drawn.add_row(Text(each.dataset), Text(_short(each.metric)),
-                      *_gain(each.gain, each.metric), f"{100 * each.pairs.better:.0f}%",
+                      _gain(each.gain, each.metric), f"{100 * each.pairs.better:.0f}%",
                       _number(each.pairs.effect), _p(each.p),
                       Text(each.verdict, STYLES.get(each.verdict, "")))
     return drawn
@@ -52,26 +49,36 @@ def _comparisons(report: VerdictReport, against: str) -> Any:
 
 def _clients(report: VerdictReport) -> Any:
     """Draw who was helped and who was hurt."""
-    from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=Text(f"clients: {report.method} against {report.alternative}"),
-                  title_justify="left")
-    for name in ("client", "task", "metric"):
-        drawn.add_column(name)
-    for name in ("gain", "95% interval", "p"):
-        drawn.add_column(name, justify="right")
-    drawn.add_column("outcome")
+    drawn = _table(f"clients: {report.method} against {report.alternative}",
+                   ("client", "task", "metric"), (GAIN, "p"), "outcome")
     rows: list[ClientOutcome | None] = list(report.clients)
     if len(rows) > SHOWN:  # the most helped, and the most hurt
         rows = [*rows[:SHOWN // 2], None, *rows[-SHOWN // 2:]]
     for each in rows:
         if each is None:
-            drawn.add_row("…", *[""] * 6)
+            drawn.add_row("…", *[""] * 5)
             continue
         drawn.add_row(Text(each.client), Text(each.task), Text(_short(each.metric)),
-                      *_gain(each.gain, each.metric), _p(each.p),
+                      _gain(each.gain, each.metric), _p(each.p),
                       Text(each.outcome, STYLES.get(each.outcome, "")))
+    return drawn
+
+
+def _table(title: str, names: Sequence[str], figures: Sequence[str], last: str) -> Any:
+    """Return an empty table for 80 columns: where they are too few, the last one is wrapped."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
+                  padding=0)
+    for name in names:
+        drawn.add_column(name, no_wrap=True)
+    for name in figures:
+        drawn.add_column(name, justify="right", no_wrap=True)
+    drawn.add_column(last)
     return drawn
 
 
@@ -94,11 +101,13 @@ def _counts(report: VerdictReport) -> dict[str, int]:
     return {outcome: report.counts[outcome] for outcome in ("helped", "hurt", "not told apart")}
 
 
-def _gain(gain: Interval, metric: str) -> tuple[str, str]:
+def _gain(gain: Interval, metric: str) -> Any:
+    from rich.text import Text
+
     digits = 1 if metric_kind(metric) in PERCENT else 3
     around = ("" if math.isnan(gain.low)
-              else f"{gain.low:+.{digits}f} to {gain.high:+.{digits}f}")
-    return f"{gain.mean:+.{digits}f}", around
+              else f" [{gain.low:+.{digits}f}; {gain.high:+.{digits}f}]")
+    return Text(f"{gain.mean:+.{digits}f}{around}")
 
 
 def _number(value: float) -> str:
