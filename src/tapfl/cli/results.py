@@ -208,10 +208,13 @@ def add_verdict(verbs: Verbs) -> None:
         "all its seeds.",
         ["tapfl verdict runs/quickstart",
          "tapfl verdict runs/41 runs/42 runs/43 --against fedavg+post",
-         "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv"])
+         "tapfl verdict runs/41 runs/42 --method tap --csv verdict.csv",
+         "tapfl verdict runs/41 runs/42 runs/43 --all"])
     verb.add_argument("runs", type=Path, nargs="+", metavar="RUN",
                       help="the folder of a run, or of several seeds")
     _add_compared(verb)
+    verb.add_argument("--all", action="store_true",
+                      help="compare every method with the best one of each data set instead")
     verb.add_argument("--margin", type=float, metavar="POINTS",
                       help="methods within so many points of accuracy or of a text score are "
                            "equivalent (1)")
@@ -224,8 +227,9 @@ def add_verdict(verbs: Verbs) -> None:
 
 def _verdict(options: argparse.Namespace) -> None:
     from tapfl.evaluation.bootstrap import MARGIN_MSE, MARGIN_POINTS
+    from tapfl.report.standings import standings
     from tapfl.report.verdict import verdict
-    from tapfl.report.verdict_text import text, write_tidy
+    from tapfl.report.verdict_text import all_text, text, tidy, tidy_all, write_tidy
 
     points = MARGIN_POINTS if options.margin is None else options.margin
     mse = MARGIN_MSE if options.margin_mse is None else options.margin_mse
@@ -233,12 +237,20 @@ def _verdict(options: argparse.Namespace) -> None:
         if not 0 <= value < float("inf"):
             raise TapflError(f"{option} {value:g}: expected a number, 0 or more")
     runs = _with_seeds(options.runs)
+    if options.all:
+        if options.method or options.against:
+            raise TapflError("--all: compares every method; omit --method and --against")
+        found = standings(runs, points, mse)
+        if options.csv:
+            write_tidy(options.csv, tidy_all(found))
+        print(json.dumps(found.as_json(), indent=1) if options.json else all_text(found))
+        return
     report = verdict(runs, options.method, options.against, points, mse)
     # What a run's verdict is belongs to its results.
     file = options.csv or (runs[0] / "verdict.csv" if len(runs) == 1 else None)
     if file:
         with contextlib.suppress(TapflError) if options.csv is None else contextlib.nullcontext():
-            write_tidy(file, report)
+            write_tidy(file, tidy(report))
     print(json.dumps(report.as_json(), indent=1) if options.json else text(report))
 
 

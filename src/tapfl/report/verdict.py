@@ -93,15 +93,16 @@ class VerdictReport:
 
     def as_json(self) -> dict[str, Any]:
         """Return the report for a JSON file; what is not a number is null."""
-        found: dict[str, Any] = _plain(asdict(self) | {"counts": self.counts})
+        found: dict[str, Any] = plain(asdict(self) | {"counts": self.counts})
         return found
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """Return a value for a JSON file: what is not a number is null."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -126,7 +127,7 @@ def verdict(folders: Sequence[Path], method: str | None = None, against: Sequenc
     if not others:
         raise TapflError(f"{folders[0]}: nothing to compare '{method}' with; name a method with "
                          f"--against (there are: {', '.join(known)})")
-    gains = _Gains(runs, method, [run.scores([method, *others]) for run in runs])
+    gains = Gains(runs, method, [run.scores([method, *others]) for run in runs])
     return VerdictReport(
         method, tuple(others), tuple(run.record.seed for run in runs),
         _comparisons(gains, others, points, mse), others[0], _client_outcomes(gains, others[0]),
@@ -141,18 +142,18 @@ def usual_rivals(run: Run, method: str | None) -> list[str]:
 
 def compare(runs: Sequence[Run], method: str, others: Sequence[str]) -> tuple[Comparison, ...]:
     """Return how a method compares with others, data set by data set."""
-    gains = _Gains(runs, method, [run.scores([method, *others]) for run in runs])
+    gains = Gains(runs, method, [run.scores([method, *others]) for run in runs])
     return _comparisons(gains, others, MARGIN_POINTS, MARGIN_MSE)
 
 
 def client_outcomes(runs: Sequence[Run], method: str, against: str) -> tuple[ClientOutcome, ...]:
     """Return who is better off with a method than with another, the most helped first."""
-    gains = _Gains(runs, method, [run.scores([method, against]) for run in runs])
+    gains = Gains(runs, method, [run.scores([method, against]) for run in runs])
     return _client_outcomes(gains, against)
 
 
 @dataclass(frozen=True)
-class _Gains:
+class Gains:
     """What a method gains over others, run by run."""
 
     runs: Sequence[Run]
@@ -191,11 +192,11 @@ def sign(metric: str) -> int:
 # Data sets
 
 
-def _comparisons(gains: _Gains, others: Sequence[str], points: float,
+def _comparisons(gains: Gains, others: Sequence[str], points: float,
                  mse: float) -> tuple[Comparison, ...]:
     columns = dict.fromkeys((row["task"], row["metric"], row["dataset"])
                             for row in gains.runs[0].rows if row["method"] == gains.method)
-    found = [_compare(gains, against, task, metric, dataset, points, mse)
+    found = [compare_on(gains, against, task, metric, dataset, points, mse)
              for against in others for task, metric, dataset in columns
              if gains.clients(against, task, metric)]
     corrected = holm([each.pairs.p for each in found])
@@ -203,8 +204,8 @@ def _comparisons(gains: _Gains, others: Sequence[str], points: float,
                  for each, p in zip(found, corrected, strict=True))
 
 
-def _compare(gains: _Gains, against: str, task: str, metric: str, dataset: str, points: float,
-             mse: float) -> Comparison:
+def compare_on(gains: Gains, against: str, task: str, metric: str, dataset: str, points: float,
+               mse: float) -> Comparison:
     """Compare two methods on a data set; ``p`` is not corrected yet."""
     clients = gains.clients(against, task, metric)
     mine, theirs = (gains.values(name, clients, task, metric) for name in (gains.method, against))
@@ -222,10 +223,10 @@ def _compare(gains: _Gains, against: str, task: str, metric: str, dataset: str, 
 # Clients
 
 
-def _client_outcomes(gains: _Gains, against: str) -> tuple[ClientOutcome, ...]:
+def _client_outcomes(gains: Gains, against: str) -> tuple[ClientOutcome, ...]:
     """Return who was helped and who was hurt, the most helped first."""
     found = []
-    for task, metric in _first_metrics(gains.runs[0].rows):
+    for task, metric in first_metrics(gains.runs[0].rows):
         for client in gains.clients(against, task, metric):
             mine, theirs = (gains.values(name, [client], task, metric)
                             for name in (gains.method, against))
@@ -241,7 +242,7 @@ def _client_outcomes(gains: _Gains, against: str) -> tuple[ClientOutcome, ...]:
         OUTCOMES.index(each.outcome), math.inf if math.isnan(each.effect) else -each.effect)))
 
 
-def _first_metrics(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def first_metrics(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return for every task the metric that speaks for it, on the client's own test data."""
     metrics: dict[str, list[str]] = {}
     for row in rows:
@@ -250,7 +251,7 @@ def _first_metrics(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(task, min(each, key=metric_place)) for task, each in metrics.items()]
 
 
-def _samples_of_client(gains: _Gains, against: str, client: str, task: str,
+def _samples_of_client(gains: Gains, against: str, client: str, task: str,
                        metric: str) -> Floats | None:
     """Return a client's gain on every test sample: the mean over seeds where these share them."""
     found = gains.samples(against, client, task, metric)

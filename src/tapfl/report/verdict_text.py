@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tapfl.errors import TapflError
 from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.metrics import PERCENT, metric_kind
+from tapfl.evaluation.significance import ALPHA
+from tapfl.report.standings import BEST, STANDINGS, Standings
 from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
 
 SHOWN = 40  # clients on the screen; --csv writes them all
@@ -36,9 +38,8 @@ def _comparisons(report: VerdictReport, against: str) -> Any:
     """Draw a method against another, data set by data set."""
     from rich.text import Text
 
-    seeds = f"{len(report.seeds)} seed{'s' if len(report.seeds) > 1 else ''}"
-    drawn = _table(f"{report.method} against {against}, {seeds}", ("data set", "metric"),
-                   (GAIN, "pairs", "d", "p"), "verdict")
+    drawn = _table(f"{report.method} against {against}, {_seeds(report.seeds)}",
+                   ("data set", "metric"), (GAIN, "pairs", "d", "p"), "verdict")
     for each in (c for c in report.comparisons if c.against == against):
         drawn.add_row(Text(each.dataset), Text(_short(each.metric)),
                       _gain(each.gain, each.metric), f"{100 * each.pairs.better:.0f}%",
@@ -66,19 +67,48 @@ def _clients(report: VerdictReport) -> Any:
     return drawn
 
 
-def _table(title: str, names: Sequence[str], figures: Sequence[str], last: str) -> Any:
+def all_text(found: Standings) -> str:
+    """Return how every method stands to the best of each data set, as a terminal shows it."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    counts = _table(f"every method against the best of each data set, {_seeds(found.seeds)}",
+                    ("method",), STANDINGS)
+    for method in found.ranked:
+        counts.add_row(Text(method), *(str(found.count(method, each)) for each in STANDINGS))
+    places = _table("by data set", ("data set", "metric"), (), BEST)
+    for leader in found.leaders:
+        digits = _digits(leader.metric)
+        lines = Text(f"{leader.method} {leader.mean:.{digits}f}")
+        for verdict in ("equivalent", "worse"):
+            listed = ", ".join(each.method + ("*" if each.p < ALPHA else "")
+                               for each in leader.of(verdict))
+            if listed:
+                lines.append(f"\n{verdict}: {listed}", STYLES.get(verdict, ""))
+        places.add_row(Text(leader.dataset), Text(_short(leader.metric)), lines)
+    with console.capture() as captured:
+        console.print(counts, "", places, "")
+    return "\n".join([
+        str(captured.get()).rstrip("\n"), "",
+        "best: the highest mean, of mse the lowest; not listed: not told apart from it",
+        "*: the difference also holds after correction for all rows (Holm)", *_doubts(found)])
+
+
+def _table(title: str, names: Sequence[str], figures: Sequence[str], last: str = "") -> Any:
     """Return an empty table for 80 columns: where they are too few, the last one is wrapped."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, show_edge=False,
-                  padding=0)
+                  padding=0, min_width=len(title))
     for name in names:
         drawn.add_column(name, no_wrap=True)
     for name in figures:
         drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column(last)
+    if last:
+        drawn.add_column(last)
     return drawn
 
 
@@ -89,12 +119,22 @@ def _remarks(report: VerdictReport) -> list[str]:
              + f" of {len(report.clients)} ({clients} clients, counted by task)",
              "gain: above 0 is better; pairs: clients and seeds that are better",
              "d: gain in deviations; p: corrected for all rows (Holm)"]
-    if len(report.seeds) == 1:
+    return [*lines, *_doubts(report)]
+
+
+def _doubts(found: VerdictReport | Standings) -> list[str]:
+    """Say what a reader must know before trusting an interval."""
+    lines = []
+    if len(found.seeds) == 1:
         lines.append("one seed: nothing is said of how another would turn out")
-    if not report.sampled:
+    if not found.sampled:
         lines.append("no scores of single samples were kept: intervals rest on clients and seeds "
                      "alone, and those of clients on seeds")
     return lines
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
 
 
 def _counts(report: VerdictReport) -> dict[str, int]:
@@ -104,10 +144,14 @@ def _counts(report: VerdictReport) -> dict[str, int]:
 def _gain(gain: Interval, metric: str) -> Any:
     from rich.text import Text
 
-    digits = 1 if metric_kind(metric) in PERCENT else 3
+    digits = _digits(metric)
     around = ("" if math.isnan(gain.low)
               else f" [{gain.low:+.{digits}f}; {gain.high:+.{digits}f}]")
     return Text(f"{gain.mean:+.{digits}f}{around}")
+
+
+def _digits(metric: str) -> int:
+    return 1 if metric_kind(metric) in PERCENT else 3
 
 
 def _number(value: float) -> str:
@@ -128,13 +172,24 @@ def tidy(report: VerdictReport) -> list[dict[str, Any]]:
             *(_client_row(report, each) for each in report.clients)]
 
 
-def write_tidy(path: Path, report: VerdictReport) -> None:
-    """Write the tidy rows as CSV."""
+def tidy_all(found: Standings) -> list[dict[str, Any]]:
+    """Return standings as rows with the columns ``COLUMNS``; the best have nothing to gain."""
+    rows = []
+    for leader in found.leaders:
+        rows.append(dict.fromkeys(COLUMNS, "") | {
+            "what": "dataset", "method": leader.method, "dataset": leader.dataset,
+            "metric": leader.metric, "mean": leader.mean, "verdict": BEST})
+        rows += map(_dataset_row, leader.others)
+    return rows
+
+
+def write_tidy(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write tidy rows as CSV."""
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
-            writer.writerows(tidy(report))
+            writer.writerows(rows)
     except OSError as error:
         raise TapflError(f"--csv {path}: cannot be written ({error.strerror})") from None
 

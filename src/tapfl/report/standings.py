@@ -1,0 +1,113 @@
+"""Every method against the best one of each data set: which of them to take, on evidence.
+
+The best method is the one with the best mean over clients and seeds, by the metric that speaks for
+the data set. It is found on the same results that the others are compared with it on: that a method
+is worse than the best says more than that a method is the best.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tapfl.errors import TapflError
+from tapfl.evaluation.bootstrap import MARGIN_MSE, MARGIN_POINTS
+from tapfl.evaluation.constant import CONSTANT
+from tapfl.evaluation.significance import holm
+from tapfl.report.runs import Run, read_runs
+from tapfl.report.verdict import Comparison, Gains, compare_on, first_metrics, plain, sign
+
+BEST = "best"
+STANDINGS = (BEST, "equivalent", "not told apart", "worse")
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The method with the best mean on a data set, and how the others compare with it."""
+
+    dataset: str
+    metric: str
+    method: str
+    mean: float
+    others: tuple[Comparison, ...]
+
+    def of(self, standing: str) -> list[Comparison]:
+        """Return the methods that stand to the best one like this."""
+        return [each for each in self.others if each.verdict == standing]
+
+
+@dataclass(frozen=True)
+class Standings:
+    """How all methods stand on all data sets; ``sampled`` is as in a verdict."""
+
+    seeds: tuple[int, ...]
+    methods: tuple[str, ...]
+    leaders: tuple[Leader, ...]
+    sampled: bool
+
+    def count(self, method: str, standing: str) -> int:
+        """Return on how many data sets a method stands like this."""
+        return sum(leader.method == method if standing == BEST
+                   else any(each.method == method for each in leader.of(standing))
+                   for leader in self.leaders)
+
+    @property
+    def ranked(self) -> list[str]:
+        """The methods: first those that are best or equivalent to the best most often."""
+        return sorted(self.methods, key=lambda method: (
+            -self.count(method, BEST) - self.count(method, "equivalent"),
+            self.count(method, "worse"), -self.count(method, BEST)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the standings for a JSON file; what is not a number is null."""
+        found: dict[str, Any] = plain(asdict(self) | {"counts": {
+            method: {standing: self.count(method, standing) for standing in STANDINGS}
+            for method in self.ranked}})
+        return found
+
+
+def standings(folders: Sequence[Path], points: float = MARGIN_POINTS,
+              mse: float = MARGIN_MSE) -> Standings:
+    """Return how every method of one or several runs (seeds) stands to the best."""
+    runs = read_runs(folders)
+    methods = [name for name in runs[0].methods if name != CONSTANT]
+    if len(methods) < 2:
+        raise TapflError(f"{folders[0]}: the run has one method, {methods[0]}; expected several to "
+                         "compare")
+    scores = [run.scores(methods) for run in runs]
+    leaders = [_leader({name: Gains(runs, name, scores) for name in methods}, task, metric,
+                       dataset, points, mse)
+               for task, metric, dataset in _columns(runs[0])]
+    corrected = iter(holm([each.pairs.p for leader in leaders for each in leader.others]))
+    return Standings(
+        tuple(run.record.seed for run in runs), tuple(methods),
+        tuple(dataclasses.replace(leader, others=tuple(
+            dataclasses.replace(each, p=next(corrected)) for each in leader.others))
+            for leader in leaders), all(scores))
+
+
+def _columns(run: Run) -> list[tuple[str, str, str]]:
+    """Return every task with the metric that speaks for it, and its data set."""
+    datasets = {row["task"]: row["dataset"] for row in run.rows}
+    return [(task, metric, datasets[task]) for task, metric in first_metrics(run.rows)]
+
+
+def _leader(gains: Mapping[str, Gains], task: str, metric: str, dataset: str, points: float,
+            mse: float) -> Leader:
+    means = {}
+    for name, each in gains.items():
+        clients = each.clients(name, task, metric)
+        if clients:
+            means[name] = float(each.values(name, clients, task, metric).mean())
+    finite = {name: sign(metric) * mean for name, mean in means.items() if np.isfinite(mean)}
+    if not finite:
+        raise TapflError(f"{dataset}: no method has a result that is finite")
+    best = max(finite, key=lambda name: finite[name])
+    others = tuple(compare_on(gains[name], best, task, metric, dataset, points, mse)
+                   for name in means if name != best)
+    return Leader(dataset, metric, best, means[best], others)
