@@ -18,6 +18,7 @@ from tapfl.methods import LOCAL
 from tapfl.report.footprint import Footprint, footprint
 from tapfl.report.markup import counted
 from tapfl.report.runs import Run, read_runs
+from tapfl.report.standings import Standings, methods_to_compare, standings_of
 from tapfl.report.timeline import Timeline, read_timeline
 from tapfl.report.verdict import (
     ClientOutcome,
@@ -34,7 +35,8 @@ class Gathered:
 
     ``verdict`` compares the method in question, by default the personal model, with local training,
     or with the federated model where there is none; ``beside`` are the clients compared with the
-    federated model. ``labels`` are those of the first run, by client and task.
+    federated model. ``standings`` compares all methods, where there are more than two. ``labels``
+    are those of the first run, by client and task.
     """
 
     paths: tuple[Path, ...]
@@ -46,6 +48,7 @@ class Gathered:
     footprints: tuple[Footprint, ...]
     warnings: tuple[str, ...]
     labels: Mapping[str, Mapping[str, TaskLabels]] = field(default_factory=dict)
+    standings: Standings | None = None
 
     @property
     def record(self) -> RunRecord:
@@ -95,7 +98,8 @@ def gather(folders: Sequence[Path], method: str | None = None,
     footprints = _footprints(runs, timeline, warnings)
     warnings[:0] = _warnings(records, runs, timeline, judged)
     return Gathered(tuple(folders), records, runs, timeline, judged, beside, footprints,
-                    tuple(warnings), read_labels(folders[0]))
+                    tuple(warnings), read_labels(folders[0]),
+                    standings_of(runs) if runs and len(methods_to_compare(runs[0])) > 2 else None)
 
 
 def _is_under_way(folder: Path) -> bool:

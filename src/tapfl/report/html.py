@@ -21,6 +21,7 @@ from tapfl.report import html_results as results
 from tapfl.report import html_samples
 from tapfl.report.gather import Gathered, gather, seed_folders
 from tapfl.report.html_departures import departures
+from tapfl.report.html_standings import standings_table
 from tapfl.report.markup import Html, counted, join, tag, text
 
 FILE = "report.html"
@@ -84,7 +85,8 @@ def sections_of(gathered: Gathered, samples: bool) -> list[Section]:
     """Return the parts of the page; what a person wants first is first."""
     found: list[Section] = []
     if gathered.finished:
-        found += [("verdict", "Verdict", results.headline(gathered)),
+        found += [("verdict", "Verdict", join([results.headline(gathered),
+                                               standings_table(gathered.standings)])),
                   ("results", "Results", join([results.main_table(gathered),
                                                results.comparisons(gathered)]))]
         if gathered.verdict is not None:

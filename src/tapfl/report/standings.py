@@ -18,7 +18,8 @@ import numpy as np
 from tapfl.errors import TapflError
 from tapfl.evaluation.bootstrap import MARGIN_MSE, MARGIN_POINTS
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.evaluation.significance import holm
+from tapfl.evaluation.significance import ALPHA, holm
+from tapfl.report.paper import DATASETS
 from tapfl.report.runs import Run, read_runs
 from tapfl.report.verdict import Comparison, Gains, compare_on, first_metrics, plain, sign
 
@@ -41,6 +42,11 @@ class Leader:
         return [each for each in self.others if each.verdict == standing]
 
 
+def holds(each: Comparison) -> bool:
+    """Return whether "worse" also holds when the number of comparisons is taken into account."""
+    return each.verdict == "worse" and each.p < ALPHA
+
+
 @dataclass(frozen=True)
 class Standings:
     """How all methods stand on all data sets; ``sampled`` is as in a verdict."""
@@ -56,12 +62,15 @@ class Standings:
                    else any(each.method == method for each in leader.of(standing))
                    for leader in self.leaders)
 
+    def good(self, method: str) -> int:
+        """Return on how many data sets a method is the best, or equivalent to the best."""
+        return self.count(method, BEST) + self.count(method, "equivalent")
+
     @property
     def ranked(self) -> list[str]:
-        """The methods: first those that are best or equivalent to the best most often."""
+        """The methods, the most often good one first."""
         return sorted(self.methods, key=lambda method: (
-            -self.count(method, BEST) - self.count(method, "equivalent"),
-            self.count(method, "worse"), -self.count(method, BEST)))
+            -self.good(method), self.count(method, "worse"), -self.count(method, BEST)))
 
     def as_json(self) -> dict[str, Any]:
         """Return the standings for a JSON file; what is not a number is null."""
@@ -74,15 +83,20 @@ class Standings:
 def standings(folders: Sequence[Path], points: float = MARGIN_POINTS,
               mse: float = MARGIN_MSE) -> Standings:
     """Return how every method of one or several runs (seeds) stands to the best."""
-    runs = read_runs(folders)
-    methods = [name for name in runs[0].methods if name != CONSTANT]
+    return standings_of(read_runs(folders), points, mse)
+
+
+def standings_of(runs: Sequence[Run], points: float = MARGIN_POINTS,
+                 mse: float = MARGIN_MSE) -> Standings:
+    """Return how every method of runs that have been read stands to the best."""
+    methods = methods_to_compare(runs[0])
     if len(methods) < 2:
-        raise TapflError(f"{folders[0]}: the run has one method, {methods[0]}; expected several to "
-                         "compare")
+        raise TapflError(f"{runs[0].path}: the run has one method, {methods[0]}; expected several "
+                         "to compare")
     scores = [run.scores(methods) for run in runs]
-    leaders = [_leader({name: Gains(runs, name, scores) for name in methods}, task, metric,
-                       dataset, points, mse)
-               for task, metric, dataset in _columns(runs[0])]
+    gains = {name: Gains(runs, name, scores) for name in methods}
+    found = (_leader(gains, *column, points, mse) for column in _columns(runs[0]))
+    leaders = [leader for leader in found if leader is not None]
     corrected = iter(holm([each.pairs.p for leader in leaders for each in leader.others]))
     return Standings(
         tuple(run.record.seed for run in runs), tuple(methods),
@@ -91,14 +105,22 @@ def standings(folders: Sequence[Path], points: float = MARGIN_POINTS,
             for leader in leaders), all(scores))
 
 
+def methods_to_compare(run: Run) -> list[str]:
+    """Return a run's methods without the constant answer, which is nobody's model."""
+    return [name for name in run.methods if name != CONSTANT]
+
+
 def _columns(run: Run) -> list[tuple[str, str, str]]:
-    """Return every task with the metric that speaks for it, and its data set."""
+    """Return every task with the metric that speaks for it, and its data set; the paper's first."""
     datasets = {row["task"]: row["dataset"] for row in run.rows}
-    return [(task, metric, datasets[task]) for task, metric in first_metrics(run.rows)]
+    order = {name: place for place, name in enumerate(DATASETS)}
+    return sorted(((task, metric, datasets[task]) for task, metric in first_metrics(run.rows)),
+                  key=lambda column: order.get(column[2], len(order)))
 
 
 def _leader(gains: Mapping[str, Gains], task: str, metric: str, dataset: str, points: float,
-            mse: float) -> Leader:
+            mse: float) -> Leader | None:
+    """Return who leads on a data set; nobody does where no mean is finite."""
     means = {}
     for name, each in gains.items():
         clients = each.clients(name, task, metric)
@@ -106,7 +128,7 @@ def _leader(gains: Mapping[str, Gains], task: str, metric: str, dataset: str, po
             means[name] = float(each.values(name, clients, task, metric).mean())
     finite = {name: sign(metric) * mean for name, mean in means.items() if np.isfinite(mean)}
     if not finite:
-        raise TapflError(f"{dataset}: no method has a result that is finite")
+        return None
     best = max(finite, key=lambda name: finite[name])
     others = tuple(compare_on(gains[name], best, task, metric, dataset, points, mse)
                    for name in means if name != best)

@@ -11,8 +11,7 @@ from typing import Any
 from tapfl.errors import TapflError
 from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.metrics import PERCENT, metric_kind
-from tapfl.evaluation.significance import ALPHA
-from tapfl.report.standings import BEST, STANDINGS, Standings
+from tapfl.report.standings import BEST, STANDINGS, Standings, holds
 from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
 
 SHOWN = 40  # clients on the screen; --csv writes them all
@@ -82,8 +81,7 @@ def all_text(found: Standings) -> str:
         digits = _digits(leader.metric)
         lines = Text(f"{leader.method} {leader.mean:.{digits}f}")
         for verdict in ("equivalent", "worse"):
-            listed = ", ".join(each.method + ("*" if each.p < ALPHA else "")
-                               for each in leader.of(verdict))
+            listed = ", ".join(each.method + "*" * holds(each) for each in leader.of(verdict))
             if listed:
                 lines.append(f"\n{verdict}: {listed}", STYLES.get(verdict, ""))
         places.add_row(Text(leader.dataset), Text(_short(leader.metric)), lines)
@@ -92,7 +90,7 @@ def all_text(found: Standings) -> str:
     return "\n".join([
         str(captured.get()).rstrip("\n"), "",
         "best: the highest mean, of mse the lowest; not listed: not told apart from it",
-        "*: the difference also holds after correction for all rows (Holm)", *_doubts(found)])
+        "*: also holds after correction for the number of comparisons (Holm)", *_doubts(found)])
 
 
 def _table(title: str, names: Sequence[str], figures: Sequence[str], last: str = "") -> Any:
