@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tapfl.engine.run import run
+from tapfl.federated.stepper import Stepper
 from tests.conftest import FLAVA, PAIR
 from tests.experiment import read_events, tiny_experiment
 
@@ -52,6 +53,30 @@ def test_recorded_steps_of_the_other_baselines_agree(tmp_path):
         played, plain = (losses(tmp_path / name, event) for name in ("played", "plain"))
         assert played
         assert played == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize("pieces", [None, 2])
+def test_gradients_of_per_fedavg_are_captured(tmp_path, monkeypatch, pieces):
+    """Also those of its last step, the adaptation: reconstructions are made by the result."""
+    captured, capture = [], Stepper._capture
+
+    def counted(stepper, body, parts):
+        captured.append(parts)
+        return capture(stepper, body, parts)
+
+    monkeypatch.setattr(Stepper, "_capture", counted)
+    variants = {"hessian-free": {"of": "perfedavg", "perfedavg": {"variant": "hf"}}}
+    errors, kinds = {}, {}
+    for name, graphs in (("played", True), ("plain", False)):
+        captured.clear()
+        rows = run(experiment(tmp_path, methods=["perfedavg", "hessian-free"], variants=variants,
+                              precision="fp32", speed={"graphs": graphs, "micro_batch": pieces}),
+                   tmp_path / name, device="cuda")
+        errors[name] = [row["value"] for row in rows if row["metric"] == "mse"]
+        kinds[name] = len(captured)
+    assert kinds["played"] > 0
+    assert kinds["plain"] == 0
+    assert errors["played"] == pytest.approx(errors["plain"], rel=1e-3)
 
 
 def test_half_precision_follows_full_precision(tmp_path):

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tapfl.blocks import BlockState
+from tapfl.data.batches import ClientData
 from tapfl.federated.disentafl import disentanglement
 from tapfl.federated.feddat import Bottleneck
 from tapfl.federated.perfedavg import meta_gradient
@@ -90,6 +91,37 @@ def test_hessian_free_is_no_dropout_noise(tmp_path):
         found.append(torch.cat([g.flatten() for g in meta_gradient(
             parameters, gradient, batches, 0.1, delta)]))
     assert (found[0] - found[1]).norm() < 1e-2 * found[0].norm()
+
+
+@pytest.mark.parametrize(("variant", "batches", "moves"), [
+    ("fo", ["fmnist", "vqa", "fmnist"], False),
+    ("hf", ["fmnist", "vqa", "vqa"], False),
+    ("hf", ["fmnist", "vqa", "fmnist"], True)])
+def test_a_meta_step_moves_the_tasks_of_its_outer_minibatches_alone(
+        tmp_path, monkeypatch, variant, batches, moves):
+    """A gradient of zero is none: neither moments nor weight decay move the other blocks."""
+    real = ClientData.minibatches
+
+    def chosen(data, steps, size, rng):
+        """Each minibatch has one task; all of the first step have both, to give them moments."""
+        for place, parts in enumerate(real(data, steps, 40, rng)):
+            yield parts if place < 3 else [p for p in parts if p.task == batches[place % 3]]
+
+    monkeypatch.setattr(ClientData, "minibatches", chosen)
+    ends = []
+    for steps in (1, 3):
+        config = tiny_experiment(tmp_path, methods=["perfedavg"], train={"local_steps": steps},
+                                 perfedavg={"variant": variant})
+        run = FederatedRun(config, tmp_path / str(steps))
+        method = run.method
+        method.initial.load_into(method.network.blocks)
+        method.train(run.federation.find("looks"), 0)
+        ends.append(BlockState.extract(method.network.blocks))
+    only = set(method.blocks_of_task("fmnist")) - set(method.blocks_of_task("vqa"))
+    assert only
+    assert {torch.equal(ends[0][name], ends[1][name]) for name in only} == {not moves}
+    other = set(method.blocks_of_task("vqa")) - set(method.blocks_of_task("fmnist"))
+    assert not any(torch.equal(ends[0][name], ends[1][name]) for name in other)
 
 
 def test_perfedavg_adapts_on_training_data_before_evaluation(tmp_path):

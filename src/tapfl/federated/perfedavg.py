@@ -14,7 +14,7 @@ from tapfl.config import warm_up
 from tapfl.data.federation import Client
 from tapfl.federated.context import Losses
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.stepper import Stepper
+from tapfl.federated.stepper import Stepper, parameters_of
 from tapfl.federated.still import Still
 from tapfl.federated.training import Minibatch, local_training, task_gradients
 
@@ -51,12 +51,26 @@ class PerFedAvg(FederatedMethod):
             return slope
 
         settings = self.context.config.perfedavg
-        meta = meta_gradient(parameters, gradient, batches, inner_lr,
-                             settings.delta if settings.variant == "hf" else None)
+        delta = settings.delta if settings.variant == "hf" else None
+        meta = meta_gradient(parameters, gradient, batches, inner_lr, delta)
+        used = self._used(batches[1:] if delta else batches[1:2])
         for parameter, value in zip(parameters, meta, strict=True):
-            parameter.grad = value
+            # A gradient of zero is none: AdamW's moments and weight decay would move the block.
+            parameter.grad = value if parameter in used else None
         stepper.move(parameters)
         return batches[1], seen
+
+    def _used(self, minibatches: Sequence[Minibatch]) -> frozenset[nn.Parameter]:
+        """Return the parameters that the tasks in some minibatches use."""
+        tasks = frozenset(part.task for minibatch in minibatches for part in minibatch)
+        if tasks not in self._parameters_of_tasks:
+            blocks = {block for task in tasks for block in self.blocks_of_task(task)}
+            self._parameters_of_tasks[tasks] = frozenset(parameters_of(self.network, blocks))
+        return self._parameters_of_tasks[tasks]
+
+    @functools.cached_property
+    def _parameters_of_tasks(self) -> dict[frozenset[str], frozenset[nn.Parameter]]:
+        return {}
 
     def _find_slope(self, stepper: Stepper, minibatch: Minibatch,
                     slope: list[Tensor]) -> dict[str, Tensor]:
@@ -136,7 +150,7 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _rng_state() -> list[Tensor]:
-    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *gpu]
 
 

@@ -19,7 +19,9 @@ class PerFedAvgConfig(Section):
     inner_lr: float = Field(3e-4, gt=0, le=100)
     """The learning rate of the inner step after the warm-up."""
     delta: float = Field(1e-3, gt=0, le=100)
-    """The step of the finite difference that replaces the Hessian (``hf``)."""
+    """The step of the finite difference that replaces the Hessian (``hf``). In bf16 rounding
+    hides the difference: use ``precision: fp32``.
+    """
     adapt_steps: int = Field(1, ge=0, le=MANY)
     """Inner steps on a client's training data before its final model is evaluated."""
 
