@@ -125,6 +125,19 @@ def test_verdicts_are_those_of_the_runs(finished):
     assert "tap</strong> against fedavg+post: " in sentence(found, "2p")
 
 
+def test_the_cost_of_tap_is_that_of_its_second_copy(finished):
+    """Post-training has a row of its own, but keeps nothing more than FedAvg."""
+    _, out, _ = finished
+    table = rows_of(out, "footprint")
+    rows = {row["setting"]: row for row in table
+            if row["run"] == table[0]["run"] and row["mean parameters"]}
+    assert list(rows) == list(METHODS)
+    tap, fedavg = (float(rows[name]["mean parameters"]) for name in ("tap", "fedavg"))
+    said = str(sentence(read_reproduction(out), "footprint"))
+    assert f"{fedavg:,.0f} parameters without TAP and {tap:,.0f} with it" in said
+    assert f"the second stage takes {rows['tap']['stage 2 s/client']} s a client" in said
+
+
 def test_leads_are_counted_over_all_settings(finished):
     _, out, _ = finished
     parts = reading.read_written(out / "data.csv")

@@ -225,7 +225,7 @@ def _cost(parts: Sequence[WrittenPart]) -> str:
     rows = [row for row in parts[0].rows if "mean parameters" in row]
     plain = next((row for row in rows if not row.get("stage 2 s/client")), None)
     tap = next((row for row in rows if plain and row["run"] == plain["run"]
-                and row.get("stage 2 s/client")), None)
+                and float(row["mean parameters"]) > float(plain["mean parameters"])), None)
     if plain is None or tap is None:
         return "There are no costs of TAP in the table."
     before, after = float(plain["mean parameters"]), float(tap["mean parameters"])
