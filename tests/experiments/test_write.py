@@ -16,6 +16,7 @@ from tapfl.experiments.results import SeedOfPart, seeds_of
 from tapfl.experiments.write import _welch_shares, write_experiment
 from tapfl.methods import method_specs
 from tapfl.report.footprint import render as render_rows
+from tapfl.report.standings import EVERY_METHOD, standings_of
 from tapfl.report.verdict import compare
 from tests.experiments.tiny import make_runs, tiny_model
 
@@ -152,6 +153,22 @@ def test_replacements_add_up(written):
         for row in mine[:5]:
             assert float(row["round 3"]) == counts.get(row["task"], 0) / len(SEEDS)
             assert float(row["round 1"]) <= float(row["round 2"]) <= float(row["round 3"])
+
+
+def test_every_method_is_compared_with_the_best(written):
+    plan, out, _ = written
+    for name in ("table", "verdicts"):
+        for number, part in enumerate(PARTS):
+            rows = [row for row in read_csv(out, name)
+                    if row["part"] == f"{part.title}: {EVERY_METHOD}"]
+            found = standings_of(seeds_of(plan, LAYOUTS.index(name), number))
+            assert [row["method"] for row in rows] == found.ranked
+            assert sorted(found.ranked) == sorted(FAMILY)
+            for leader in found.leaders:
+                assert [row[leader.dataset] for row in rows].count("best") == 1
+                assert all(row[leader.dataset] == leader.standing(row["method"]) for row in rows)
+            assert sum(int(row["best"]) for row in rows) == len(found.leaders)
+    assert "every method" not in (out / "leads.md").read_text()
 
 
 def test_the_footprint_is_of_every_run(written):

@@ -21,6 +21,12 @@ from tapfl.report.footprint import block_rows, footprint
 from tapfl.report.footprint import render as render_rows
 from tapfl.report.footprint import rows as footprint_rows
 from tapfl.report.paper import SETTINGS, welch_shares
+from tapfl.report.standings import (
+    EVERY_METHOD,
+    methods_to_compare,
+    standings_of,
+    standings_rows,
+)
 from tapfl.report.tables import render
 from tapfl.report.verdict import Comparison, compare, sign
 
@@ -123,12 +129,20 @@ def _table(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list
                                   for form in ("markdown", "latex", "csv")))]
 
 
+def _compared(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
+    """The table, then how every method stands to the best of each data set."""
+    tables = _table(part, seeds, setting)
+    if len(methods_to_compare(seeds[0])) < 3:
+        return tables
+    return [*tables, _section(f"{part.title}: {EVERY_METHOD}", standings_rows(standings_of(seeds)))]
+
+
 def _verdicts(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) -> list[Section]:
     """The table, then for each rule whether it is better than FedAvg + 2P."""
     against = "fedavg+post2"
     others = [method for method in part.methods if method not in (against, "fedavg")]
     found = [c for method in others for c in first_metrics(compare(seeds, method, [against]))]
-    return [*_table(part, seeds, setting),
+    return [*_compared(part, seeds, setting),
             _section(f"{part.title}: against FedAvg + 2P", verdict_table(found))]
 
 
@@ -256,7 +270,7 @@ def _replacements(part: Part, seeds: Sequence[SeedOfPart], setting: str | None) 
 
 Layout = Callable[[Part, Sequence[SeedOfPart], str | None], list[Section]]
 _LAYOUTS: dict[str, Layout] = {
-    "table": _table, "verdicts": _verdicts, "significance": _significance, "leads": _table,
+    "table": _compared, "verdicts": _verdicts, "significance": _significance, "leads": _table,
     "footprint": _footprint, "replacements": _replacements}
 # What the figures of a layout are.
 _MEANS = "Mean ± deviation over clients and seeds."

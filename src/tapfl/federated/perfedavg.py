@@ -150,7 +150,7 @@ def _copies(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _rng_state() -> list[Tensor]:
-    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
+    gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_available() else []
     return [torch.get_rng_state(), *gpu]
 
 

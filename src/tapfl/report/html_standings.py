@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapfl.report.markup import Cell, Html, counted, number, table, tag
-from tapfl.report.standings import BEST, Leader, Standings, holds
+from tapfl.report.standings import BEST, Leader, Standings
 
 SIGNS = {BEST: "★", "equivalent": "=", "not told apart": "?", "worse": "▼", "better": "▲"}
 STYLES = {BEST: "good", "equivalent": "good", "worse": "bad"}
@@ -28,10 +28,5 @@ def standings_table(found: Standings | None) -> Html:
 
 def _cell(method: str, leader: Leader) -> Cell:
     """Return how a method stands on a data set."""
-    if method == leader.method:
-        return Cell(SIGNS[BEST], BEST, STYLES[BEST])
-    for each in leader.others:
-        if each.method == method:
-            return Cell(SIGNS[each.verdict] + "*" * holds(each), each.verdict,
-                        STYLES.get(each.verdict, "same"))
-    return Cell("")
+    word, star, _ = leader.standing(method).partition("*")
+    return Cell(SIGNS.get(word, "") + star, word, STYLES.get(word, "same"))

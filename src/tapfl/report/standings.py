@@ -24,7 +24,13 @@ from tapfl.report.runs import Run, read_runs
 from tapfl.report.verdict import Comparison, Gains, compare_on, first_metrics, plain, sign
 
 BEST = "best"
+EVERY_METHOD = "every method against the best of each data set"
 STANDINGS = (BEST, "equivalent", "not told apart", "worse")
+
+
+def holds(each: Comparison) -> bool:
+    """Return whether "worse" also holds when the number of comparisons is taken into account."""
+    return each.verdict == "worse" and each.p < ALPHA
 
 
 @dataclass(frozen=True)
@@ -37,14 +43,16 @@ class Leader:
     mean: float
     others: tuple[Comparison, ...]
 
+    def standing(self, method: str) -> str:
+        """Return how a method stands, in a word; a star behind it: also after correction."""
+        if method == self.method:
+            return BEST
+        return next((each.verdict + "*" * holds(each) for each in self.others
+                     if each.method == method), "")
+
     def of(self, standing: str) -> list[Comparison]:
         """Return the methods that stand to the best one like this."""
         return [each for each in self.others if each.verdict == standing]
-
-
-def holds(each: Comparison) -> bool:
-    """Return whether "worse" also holds when the number of comparisons is taken into account."""
-    return each.verdict == "worse" and each.p < ALPHA
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,13 @@ def standings_of(runs: Sequence[Run], points: float = MARGIN_POINTS,
             for leader in leaders), all(scores))
 
 
+def standings_rows(found: Standings) -> list[dict[str, str]]:
+    """Return a row for every method: its counts, and how it stands on each data set."""
+    return [{"method": method, **{each: str(found.count(method, each)) for each in STANDINGS},
+             **{leader.dataset: leader.standing(method) for leader in found.leaders}}
+            for method in found.ranked]
+
+
 def methods_to_compare(run: Run) -> list[str]:
     """Return a run's methods without the constant answer, which is nobody's model."""
     return [name for name in run.methods if name != CONSTANT]
@@ -131,5 +146,5 @@ def _leader(gains: Mapping[str, Gains], task: str, metric: str, dataset: str, po
         return None
     best = max(finite, key=lambda name: finite[name])
     others = tuple(compare_on(gains[name], best, task, metric, dataset, points, mse)
-                   for name in means if name != best)
+                   for name in means if name != best and gains[name].clients(best, task, metric))
     return Leader(dataset, metric, best, means[best], others)

@@ -11,7 +11,7 @@ from typing import Any
 from tapfl.errors import TapflError
 from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.metrics import PERCENT, metric_kind
-from tapfl.report.standings import BEST, STANDINGS, Standings, holds
+from tapfl.report.standings import BEST, EVERY_METHOD, STANDINGS, Standings, holds
 from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
 
 SHOWN = 40  # clients on the screen; --csv writes them all
@@ -72,7 +72,7 @@ def all_text(found: Standings) -> str:
     from rich.text import Text
 
     console = Console()
-    counts = _table(f"every method against the best of each data set, {_seeds(found.seeds)}",
+    counts = _table(f"{EVERY_METHOD}, {_seeds(found.seeds)}",
                     ("method",), STANDINGS)
     for method in found.ranked:
         counts.add_row(Text(method), *(str(found.count(method, each)) for each in STANDINGS))
