@@ -11,6 +11,7 @@ from typing import Any
 from tapfl.errors import TapflError
 from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.metrics import PERCENT, metric_kind
+from tapfl.report.markup import counted
 from tapfl.report.standings import BEST, EVERY_METHOD, STANDINGS, Standings, holds
 from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
 
@@ -37,7 +38,7 @@ def _comparisons(report: VerdictReport, against: str) -> Any:
     """Draw a method against another, data set by data set."""
     from rich.text import Text
 
-    drawn = _table(f"{report.method} against {against}, {_seeds(report.seeds)}",
+    drawn = _table(f"{report.method} against {against}, {counted(len(report.seeds), 'seed')}",
                    ("data set", "metric"), (GAIN, "pairs", "d", "p"), "verdict")
     for each in (c for c in report.comparisons if c.against == against):
         drawn.add_row(Text(each.dataset), Text(_short(each.metric)),
@@ -72,8 +73,7 @@ def all_text(found: Standings) -> str:
     from rich.text import Text
 
     console = Console()
-    counts = _table(f"{EVERY_METHOD}, {_seeds(found.seeds)}",
-                    ("method",), STANDINGS)
+    counts = _table(f"{EVERY_METHOD}, {counted(len(found.seeds), 'seed')}", ("method",), STANDINGS)
     for method in found.ranked:
         counts.add_row(Text(method), *(str(found.count(method, each)) for each in STANDINGS))
     places = _table("by data set", ("data set", "metric"), (), BEST)
@@ -129,10 +129,6 @@ def _doubts(found: VerdictReport | Standings) -> list[str]:
         lines.append("no scores of single samples were kept: intervals rest on clients and seeds "
                      "alone, and those of clients on seeds")
     return lines
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}"
 
 
 def _counts(report: VerdictReport) -> dict[str, int]:
