@@ -3,7 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from tapfl.evaluation.bootstrap import Interval, interval, judge, margin
+from tapfl.evaluation.bootstrap import (
+    Interval,
+    _variance,
+    _variance_of_means,
+    interval,
+    judge,
+    margin,
+)
 from tapfl.evaluation.significance import student_quantile
 
 TOLD = ("better", "worse")
@@ -40,6 +47,34 @@ def test_a_difference_is_found():
 def test_one_test_set_for_all_is_not_many_test_sets():
     assert share_told((2, 9, 30), sample=3.0, shared=False) > 0.25
     assert share_told((2, 9, 30), sample=3.0, shared=True) < 0.11
+
+
+@pytest.mark.parametrize(("seed", "client", "noise", "variance", "freedom"), [
+    (0.5, 0.5, 1, (2 + 2 + 8) / 7 / 8, 7),  # nothing differs: all eight values are alike
+    (3, 0.5, 1, 72 / 8, 1), (0.5, 4, 1, 128 / 3 / 8, 3),
+    (3, 4, 1, 112 / 8, 112 ** 2 / (72 ** 2 + (128 / 3) ** 2 / 3 + (8 / 3) ** 2 / 3)),
+    (3, 0, 0, 72 / 8, 1), (0, 4, 0, 128 / 3 / 8, 3)])  # without noise, what is there is no chance
+def test_the_analysis_of_variance_by_hand(seed, client, noise, variance, freedom):
+    """Two seeds, four clients; the sums of squares are 8 times the square of each effect."""
+    means = (seed * np.array([[1.0], [-1.0]]) + client * np.array([1.0, 1.0, -1.0, -1.0])
+             + noise * np.array([[1.0], [-1.0]]) * np.array([1.0, -1.0, 1.0, -1.0]))
+    assert _variance_of_means(means + 5) == pytest.approx((variance, freedom))
+    assert _variance(means, None, means[..., None]) == pytest.approx(_variance_of_means(means))
+    # Four samples that are easy or hard for all, and of which chance makes some 32 / 21 / 8.
+    easy = np.array([3.0, 5.0, -4.0, -4.0])
+    chance = np.outer(np.array([1.0, -1.0] * 4), [1.0, -1.0, 1.0, -1.0]).reshape(2, 4, 4)
+    common = ((9 + 25 + 16 + 16) / 3 - 32 / 21 / 8) / 4
+    both = variance + common
+    assert _variance(means, None, means[..., None] + easy + chance) == pytest.approx(
+        (both, both ** 2 / (variance ** 2 / freedom + common ** 2 / 3)))
+
+
+def test_the_variance_of_one_model_and_of_one_seed_by_hand():
+    values = np.array([1.0, 2.0, 3.0, 6.0])  # squares of 2, 1, 0 and 3 around the mean
+    for found in (_variance(np.array([[3.0]]), [[values]], None),
+                  _variance_of_means(values[None]), _variance_of_means(values[:, None])):
+        assert found == pytest.approx((14 / 3 / 4, 3))
+    assert all(map(math.isnan, _variance(np.array([[3.0]]), [[values[:1]]], None)))
 
 
 def test_one_model_is_judged_by_its_samples():
@@ -87,7 +122,9 @@ def test_what_cannot_be_told():
 
 @pytest.mark.parametrize(("low", "high", "verdict"), [
     (0.5, 3.0, "better"), (-3.0, -0.5, "worse"), (-0.5, 3.0, "not told apart"),
-    (-0.9, 0.9, "equivalent"), (0.1, 0.9, "equivalent"), (-1.0, 0.5, "not told apart")])
+    (-0.9, 0.9, "equivalent"), (0.1, 0.9, "equivalent"), (-1.0, 0.5, "not told apart"),
+    (0.0, 3.0, "not told apart"), (-3.0, 0.0, "not told apart"),
+    (0.5, math.inf, "not told apart"), (-math.inf, -0.5, "not told apart")])
 def test_verdicts(low, high, verdict):
     assert judge(Interval((low + high) / 2, low, high), 1.0) == verdict
 

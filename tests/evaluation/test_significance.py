@@ -57,6 +57,7 @@ def test_welch_on_samples_and_on_their_figures():
 def test_welch_without_spread():
     assert welch([1, 1], [1, 1]).p == 1
     assert welch([1, 1], [2, 2]).p == 0
+    assert [welch([1, 1], [b, b]).t for b in (0, 1, 2)] == [math.inf, 0, -math.inf]
     assert math.isnan(welch([1], [2, 3]).p)
     assert math.isnan(welch([math.nan, 1], [2, 3]).p)
 
@@ -66,13 +67,17 @@ def test_pairs():
     assert (found.mean, found.pairs, found.better) == (0.5, 4, 0.625)
     assert found.deviation == pytest.approx(math.sqrt(5 / 3))
     assert found.effect == pytest.approx(0.5 / math.sqrt(5 / 3))
+    assert found.error == pytest.approx(math.sqrt(5 / 3) / 2)
     assert found.p == pytest.approx(student(0.5 / math.sqrt(5 / 3 / 4), 3))
     assert paired([0.0, 0.0]).p == 1
     assert paired([2.0] * 30).p == 0
+    assert math.isnan(paired([2.0] * 29).p)
     assert math.isnan(paired([2.0, 2.0]).p)  # so few may be equal by chance
-    equal = paired(np.full(9, 100 / 13))  # numpy's deviation of these is not 0
-    assert equal.deviation == 0
-    assert math.isnan(equal.p)
+    for value in (100 / 13, -100 / 13):
+        equal = paired(np.full(9, value))  # numpy's deviation of these is not 0
+        assert equal.deviation == 0
+        assert math.isnan(equal.p)
+        assert math.isnan(equal.effect)
     assert math.isnan(paired([2.0]).p)
     assert math.isnan(paired([2.0, math.nan]).p)
     assert math.isnan(paired([2.0, math.inf]).p)  # a diverged model proves nothing

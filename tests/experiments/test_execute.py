@@ -76,6 +76,29 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path, scripts):
     assert all(each.seconds > 0 for each in outcomes)
 
 
+def test_a_log_goes_on_and_may_hold_anything(tmp_path, scripts):
+    scripts["raw"] = "import sys; sys.stdout.buffer.write(b'\\xff\\n'); sys.exit(1)"
+    for _ in range(2):
+        (outcome,) = execute([job(tmp_path, "raw")], [Place("cpu")])
+        assert outcome.fault == "exit status 1; last line: \N{REPLACEMENT CHARACTER}"
+    assert outcome.job.log.read_bytes() == b"\xff\n" * 2
+
+
+def test_a_run_does_not_read_what_is_typed(tmp_path, scripts):
+    scripts["reads"] = "import sys; print(repr(sys.stdin.read()))"
+    (end, typed), kept = os.pipe(), os.dup(0)
+    os.write(typed, b"typed")
+    os.close(typed)
+    os.dup2(end, 0)
+    try:
+        (outcome,) = execute([job(tmp_path, "reads")], [Place("cpu")])
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(end)
+    assert outcome.job.log.read_text() == "''\n"
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_no_more_at_a_time_than_there_are_places(tmp_path, scripts, count):
     names = ("a", "b", "c")
@@ -95,6 +118,18 @@ def test_a_stop_is_passed_on(tmp_path, scripts):
 
     with pytest.raises(KeyboardInterrupt):
         execute([job(tmp_path, "waits")], [Place("cpu")], stop)
+    assert (tmp_path / "told").exists()
+
+
+def test_a_run_has_time_to_write_its_round_down(tmp_path, scripts):
+    scripts["slow"] = WAITS.replace("def stop(*_):", "def stop(*_):\n    time.sleep(0.4)")
+
+    def stop(status):
+        if (tmp_path / "ready").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute([job(tmp_path, "slow")], [Place("cpu")], stop)
     assert (tmp_path / "told").exists()
 
 
@@ -146,7 +181,7 @@ def test_the_command_of_a_run(tmp_path):
     assert module._command(Place("cuda:1"), each) == [*new, *where, "cuda"]
     each.config = each.config.model_copy(update={"threads": 1})  # as the configuration says
     assert module._command(Place("cpu", 3), each) == [*new, *where, "cpu"]
-    begun = Job(each.folder, each.config, True, tmp_path)
+    begun = Job(each.folder, Config(), True, tmp_path)
     assert module._command(Place("cpu", 3), begun) == [
         *new, "--resume", *where, "cpu", "--modules", str(tmp_path)]
 
@@ -158,6 +193,7 @@ def test_the_devices_that_a_run_sees(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6")  # the second GPU of this process
     assert module._environment(Place("cuda:1"))["CUDA_VISIBLE_DEVICES"] == "6"
     assert module._environment(Place("cpu"))["CUDA_VISIBLE_DEVICES"] == "4, 6"
+    assert module._environment(Place("cuda:2"))["CUDA_VISIBLE_DEVICES"] == "2"  # it is not there
 
 
 def test_places(monkeypatch):
@@ -220,9 +256,16 @@ def test_the_expected_time_comes_from_rounds_ends_and_starts(tmp_path):
     three = ["fedavg", "tap", "ditto"]
     wanted = [tiny_experiment(tmp_path, methods=three),
               tiny_experiment(tmp_path, methods=["fedavg", "fedavg+post"]),
-              tiny_experiment(tmp_path, methods=["fedavg"], train={"rounds": 8})]
+              tiny_experiment(tmp_path, methods=["fedavg"], train={"rounds": 8}),
+              tiny_experiment(tmp_path, methods=["fedavg", "fedavg+post2"]),
+              tiny_experiment(tmp_path, methods=["fedavg"], train={"cohort": 4})]
     assert expected_seconds([alone], wanted) == pytest.approx(
-        [5 + 3 * 16 + 3 * 8, 5 + 16 + 2 * 8, 5 + 32 + 8])
+        [5 + 3 * 16 + 3 * 8, 5 + 16 + 2 * 8, 5 + 32 + 8, 5 + 16 + 2 * 8, 5 + 32 + 8])
+    # A clock that was set back, and runs without rounds, which tell nothing of theirs.
+    assert expected_seconds([record(["fedavg"], 16.0, 8.0, -5.0)], wanted[:1]) == [3 * 16 + 3 * 8]
+    short = tiny_experiment(tmp_path, methods=["fedavg"], train={"rounds": 0})
+    none = alone.model_copy(update={"config": short})
+    assert expected_seconds([none], [short]) == [5 + 8]
     # Several known runs: the rates of all of them together.
     known = [alone, record(three, 24.0, 24.0, 3.0)]
     steps, models, start = 40 / (16 + 48), 32 / (4 + 12), 4.0

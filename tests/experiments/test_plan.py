@@ -1,5 +1,7 @@
 """Which runs experiments need, which of them are there, and what is still to run."""
 
+import dataclasses
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -87,6 +89,27 @@ def test_methods_differ_and_equal_ones_are_equal(tmp_path):
     assert keys_of(tmp_path, "tap", tap=soft) == keys_of(tmp_path, "tap-soft")
 
 
+def test_a_setting_that_a_later_version_adds_does_not_count(tmp_path):
+    class Later(Config):
+        more: int = 3
+
+    (spec,) = method_specs(tiny_experiment(tmp_path, methods=["tap"]))
+    found = [keys(dataclasses.replace(spec, config=Later.model_validate(
+        spec.config.model_dump() | added))) for added in ({}, {"more": 3}, {"more": 4})]
+    assert found[0] == found[1] == keys(spec)
+    assert found[2][0] != found[0][0]
+
+
+def test_settings_of_ones_own_count_where_they_are_used(tmp_path):
+    def both(method):
+        return [keys_of(tmp_path, method, own={"Mine": {"mu": mu}}) for mu in (1.0, 2.0)]
+
+    (base, key), (other, other_key) = both("some:Mine")
+    assert (base != other, key != other_key) == (True, True)
+    (base, key), (other, other_key) = both("fedavg+some:Mine")
+    assert (base != other, key != other_key) == (False, True)
+
+
 def test_what_files_hold_counts_not_where_they_lie(tmp_path, monkeypatch):
     here, there, other = (tmp_path / name for name in ("here", "there", "other"))
     for folder in (here, there, other):
@@ -106,6 +129,24 @@ def test_the_code_of_faults_counts(tmp_path, monkeypatch):
     assert before[0][0] != after[0][0]
     assert (before[1][0], before[2]) == (after[1][0], after[2])
     assert before[1][1] != after[1][1]
+
+
+def test_a_faults_file_is_what_counts_and_no_other_methods(tmp_path):
+    path = Path(module.__file__).with_name("faults.py")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert module._source("tapfl.experiments.faults:UnsentBackbone") == digest
+    assert module._source("fedavg") == module._source("mine:Own") == ""
+
+
+def test_the_shipped_weights_count_where_they_are_used(tmp_path, monkeypatch):
+    shipped = {"foundation": {"name": "mini", "weights": "shipped", "architecture": None}}
+    found = set()
+    for changed in ("", "mini.safetensors", "tokenizer.json"):
+        monkeypatch.setattr(module, "_asset", lambda name, changed=changed: str(name == changed))
+        found.add(keys_of(tmp_path, **shipped)[0])
+    assert len(found) == 3
+    monkeypatch.setattr(module, "_asset", None)  # nobody reads them for random weights
+    assert keys_of(tmp_path)
 
 
 def test_data_are_known_by_their_listing(tmp_path):
@@ -164,6 +205,17 @@ def test_a_clash_of_names_becomes_a_variant(tmp_path):
     assert not combined(models[:3]).variants
 
 
+def test_names_of_clashes_are_never_taken(tmp_path):
+    """The last part has a variant of its own under a name that another one has got."""
+    parts = [Part(str(n), ("tap",), {"post": {"steps": n}}) for n in (1, 3, 4)]
+    own = Part("own", ("tap-2",), {}, {"tap-2": {"of": "tap", "tap": {"criterion": "always"}}})
+    some = Experiment("some", "?", (Part("usual", ("tap",)), *parts, own))
+    (run,) = make_plan([some], tiny_model(tmp_path), True, [41], tmp_path).missing
+    assert run.config.methods == ["tap", "tap-2", "tap-3", "tap-4", "tap-2-2"]
+    assert [s.config.post.steps for s in method_specs(run.config)] == [2, 1, 3, 4, 2]
+    assert method_specs(run.config)[-1].config.tap.criterion == "always"
+
+
 # With runs
 
 
@@ -216,7 +268,8 @@ def test_a_run_that_lacks_a_model_is_followed_by_one_that_has_it(done):
     model, out = done
     third = Experiment("third", "?", (Part("more", ("tap", "tap-nokd")),))
     plan = make_plan([third], model, True, [41, 42], out)
-    assert (plan.federated_runs, plan.complete_runs) == (2, 0)
+    assert (plan.federated_runs, plan.complete_runs, plan.has(0)) == (2, 0, False)
+    assert not any(run.config.checkpoint.models for run in plan.missing)
     more, new = plan.missing
     assert more.config.methods == ["tap-nokd"]
     assert more.folder.name == f"{only_run(out).name}-2"
@@ -234,6 +287,23 @@ def test_an_unfinished_run_is_resumed_and_what_it_lacks_is_added(copied):
     assert resumed.config.data.folder == str(out)  # the mirror may have moved
     assert (more.resumes, more.config.methods) == (False, ["tap-nokd"])
     assert plan.complete_runs == 0
+
+
+def test_an_unfinished_run_without_a_wanted_model_is_left_alone(copied):
+    model, out = copied
+    change_record(only_run(out), finished=False)
+    third = Experiment("third", "?", (Part("more", ("tap-nokd",)),))
+    (run,) = make_plan([third], model, True, [41], out).missing
+    assert (run.resumes, run.config.methods) == (False, ["tap-nokd"])
+
+
+def test_a_resumed_run_reads_the_data_of_this_command_alone(copied):
+    model, out = copied
+    config = json.loads((only_run(out) / "run.json").read_text())["config"]
+    config["data"]["folder"] = "gone"
+    change_record(only_run(out), finished=False, config=config)
+    (run,) = make_plan([FIRST], model, True, [41], out).missing
+    assert (run.resumes, run.config.data.folder) == (True, None)
 
 
 def lines_kept(share, more=""):
@@ -285,6 +355,23 @@ def test_a_damaged_run_counts_as_not_there_and_stays(copied, name, spoil, fault)
     assert "\n" not in line
     assert not make_plan([FIRST], model, True, [42], out).unused  # another run: it is not asked for
     assert contents(folder) == before
+
+
+def test_several_damaged_runs_all_stay(copied):
+    model, out = copied
+    folder = only_run(out)
+    (folder / "results.csv").write_text("")
+    shutil.copytree(folder, folder.with_name(f"{folder.name}-2"))
+    (run,) = make_plan([FIRST], model, True, [41], out).missing
+    assert run.folder == folder.with_name(f"{folder.name}-3")
+
+
+def test_a_damaged_run_of_another_version_is_not_spoken_of(copied, monkeypatch):
+    model, out = copied
+    (only_run(out) / "run.json").write_text("{")
+    monkeypatch.setattr(module, "code_digest", lambda: "f" * 16)
+    assert not make_plan([FIRST], model, True, [41], out).unused
+    assert make_plan([FIRST], model, True, [41], out, any_version=True).unused
 
 
 def test_a_damaged_run_is_not_spoken_of_once_there_is_another(copied, done):

@@ -1,6 +1,7 @@
 """What is written of an experiment: the runs' own figures, in three formats that can be read."""
 
 import csv
+import dataclasses
 import re
 import statistics
 from pathlib import Path
@@ -9,15 +10,24 @@ import pytest
 
 from tapfl.engine.results import read_results
 from tapfl.errors import TapflError
-from tapfl.evaluation.significance import welch
+from tapfl.evaluation.bootstrap import Interval
+from tapfl.evaluation.significance import paired, welch
 from tapfl.experiments.catalogue import FAMILY, Experiment, Part
 from tapfl.experiments.plan import make_plan
 from tapfl.experiments.results import SeedOfPart, seeds_of
-from tapfl.experiments.write import _welch_shares, write_experiment
+from tapfl.experiments.write import (
+    _provenance,
+    _setting,
+    _test_table,
+    _welch_shares,
+    first_metrics,
+    verdict_table,
+    write_experiment,
+)
 from tapfl.methods import method_specs
 from tapfl.report.footprint import render as render_rows
 from tapfl.report.standings import EVERY_METHOD, standings_of
-from tapfl.report.verdict import compare
+from tapfl.report.verdict import Comparison, compare
 from tests.experiments.tiny import make_runs, tiny_model
 
 SEEDS = (41, 42)
@@ -144,15 +154,15 @@ def test_replacements_add_up(written):
         if method.startswith("fedavg"):
             assert all(float(r["round 3"]) == 0 for r in mine)
             continue
-        counts = {}
-        for seed in seeds_of(plan, 5, 0):
-            for event in seed.events(method, "replacement"):
-                if event["round"] < 3:
-                    counts[event["task"]] = counts.get(event["task"], 0) + 1
-        assert counts
+        made = [(event["task"], event["round"]) for seed in seeds_of(plan, 5, 0)
+                for event in seed.events(method, "replacement")]
+        assert made
         for row in mine[:5]:
-            assert float(row["round 3"]) == counts.get(row["task"], 0) / len(SEEDS)
-            assert float(row["round 1"]) <= float(row["round 2"]) <= float(row["round 3"])
+            assert [key for key in row if key.startswith("round ")] == [
+                "round 1", "round 2", "round 3"]
+            for mark in (1, 2, 3):
+                before = sum(task == row["task"] and round_ < mark for task, round_ in made)
+                assert float(row[f"round {mark}"]) == before / len(SEEDS)
 
 
 def test_every_method_is_compared_with_the_best(written):
@@ -183,7 +193,32 @@ def test_the_footprint_is_of_every_run(written):
     names = ["fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-merge"]
     again = [f"{name}-2".replace("+", "-") for name in names]
     assert first == ["fedavg", *names] * 2 + ["fedavg", *again] * 2
-    assert any(r.get("block") for r in rows)
+    assert {r["run"] for r in rows if r.get("block")} == {
+        seeds_of(plan, 4, 0)[0].sources["tap"][0].name}  # of one run: its traffic is each one's
+
+
+def test_the_head_says_where_the_figures_come_from(written, monkeypatch):
+    plan, out, _ = written
+    text = (out / "table.md").read_text()
+    assert "Seeds 41, 42; 4 clients, 3 rounds, P = 2. Made by tapfl " in text
+    assert "The foundation has random weights." in text
+    seeds = seeds_of(plan, 0, 0)
+    more = [dataclasses.replace(seed, record=seed.record.model_copy(
+        update={"clients": clients, "random_weights": False}))
+        for seed, clients in zip(seeds, (4, 7), strict=True)]
+    assert "; 4 or 7 clients, " in _provenance(more)
+    assert "random" not in _provenance(more)
+    fast = {"tapfl": "1", "code": "abcdefgh", "torch": "2", "gpu": "a GPU"}
+    monkeypatch.setattr("tapfl.experiments.write.read_record",
+                        lambda _: seeds[0].record.model_copy(update={"environment": fast}))
+    assert _provenance(more).endswith("Made by tapfl 1 (code abcdef) with torch 2 on a GPU.")
+
+
+def test_the_answer_comes_first(written):
+    _, out, _ = written
+    titles = re.findall(r"^## (.*)$", (out / "leads.md").read_text(), re.M)
+    assert titles == ["Leads: gain of the first method over the second",
+                      *(part.title for part in PARTS)]
 
 
 def test_every_layout_can_be_read(written):
@@ -269,6 +304,44 @@ def test_welch_shares_by_hand():
     # but values of another seed turn it over.
     reverse = seed_by_hand({"tap": other, "other": tap, "same": tap})
     assert _welch_shares(part, [*seeds, reverse])[0]["TAP better %"] == "0.0"
+
+
+def test_a_part_may_stand_beside_other_figures_of_the_paper(written):
+    _, _, model = written
+    many = Experiment("many", "?", (), paper="-100")
+    assert _setting(many, Part("usual", ("tap",)), model) == "flava-100"
+    assert _setting(many, Part("few", ("tap",), paper=""), model) == "flava"
+    assert _setting(Experiment("none", "?", ()), Part("none", ("tap",)), model) is None
+
+
+def compared(dataset, metric, against="fedavg", p=0.04):
+    return Comparison("tap", against, dataset, metric, 1.0, 2.0, Interval(1.2345, -0.5, 2.25), 0.1,
+                      "better", paired([1.0, 2.0, 0.0, -1.0]), p)
+
+
+def test_a_table_of_verdicts_by_hand():
+    found = [compared("fmnist", "mse"), compared("agnews", "accuracy"),
+             compared("agnews", "accuracy", "local")]
+    assert verdict_table(found) == [
+        {"method": "tap", "against": "fedavg", "fmnist": "better +1.234 [-0.500; +2.250]",
+         "agnews": "better +1.2 [-0.5; +2.2]"},
+        {"method": "tap", "against": "local", "fmnist": "", "agnews": "better +1.2 [-0.5; +2.2]"}]
+    assert _test_table(found[:1]) == [
+        {"method": "tap", "against": "fedavg", "fmnist": "p 0.040, d +0.39"}]  # p is corrected
+
+
+def test_each_rival_is_compared_by_the_best_metric_that_it_has():
+    rival = [compared("vqa", metric) for metric in ("exact_match", "token_f1")]
+    poor = compared("vqa", "exact_match", "local")
+    other = compared("vqa", "general_token_f1", "local")
+    assert first_metrics([*rival, other, poor]) == [rival[1], poor]
+
+
+def test_welch_shares_go_by_other_metrics_where_there_are_no_better_ones():
+    tap, other = ({("vqa", "exact_match"): [v, v + 1, v + 2]} for v in (90.0, 10.0))
+    part = Part("hand", ("tap", "other"))
+    assert _welch_shares(part, [seed_by_hand({"tap": tap, "other": other})]) == [
+        {"method": "other", "TAP better %": "100.0", "metrics": "1"}]
 
 
 def test_welch_shares_say_nothing_of_what_they_do_not_know():

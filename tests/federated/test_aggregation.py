@@ -80,6 +80,24 @@ def test_fewer_than_three_are_averaged_by_their_samples():
 
 def test_the_default_is_the_weighted_mean_bit_for_bit():
     assert find_aggregation(Config(), {}) is Mean
+    local = Config.model_validate({"privacy": {"mode": "local"}})  # the clients add the noise
+    assert find_aggregation(local, {}) is Mean
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_a_private_mean_is_as_the_settings_say(secret):
+    config = Config.model_validate({"privacy": {"mode": "central", "clip": 0.5, "noise": 1.3,
+                                                "secret_cohort": secret}})
+    rule = find_aggregation(config, {NAME: 2.0})()
+    assert isinstance(rule, PrivateMean)
+    assert (rule.clip, rule.noise, rule.expected) == (0.5, 1.3, {NAME: 2.0} if secret else None)
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"aggregation": {"rule": "median"}}, {"privacy": {"mode": "central"}}], ids=str)
+def test_every_round_begins_with_nothing(settings):
+    make = find_aggregation(Config.model_validate(settings), {})
+    assert make() is not make()
 
 
 @pytest.mark.parametrize("contributors", [1, 2, 5])

@@ -56,7 +56,8 @@ def test_the_first_time_w_is_taken_as_it_is(tmp_path):
         assert (after[f"ala/weight/{name}"] == 1).all()
 
 
-def test_taking_in_against_plain_torch(tmp_path):
+@pytest.mark.parametrize("begin", [1.0, 0.5])
+def test_taking_in_against_plain_torch(tmp_path, begin):
     """Two steps of learning, with the gradient of the weights from autograd."""
     rate = 50.0
     run = fedala(tmp_path, lora={"dropout": 0.0}, fedala={"lr": rate, "first_steps": 2})
@@ -65,13 +66,14 @@ def test_taking_in_against_plain_torch(tmp_path):
     method.initial = BlockState.extract(network.blocks)
     own, w = other_w(method, 1), other_w(method, 2)
     w.load_into(network.blocks)
-    BlockState({"ala/model/agnews": own[block]},
-               {"ala/model/agnews": method.initial.shapes[block]}).load_into(network.blocks)
+    kept = {"ala/model/agnews": own[block],
+            "ala/weight/agnews": torch.full_like(own[block], begin)}
+    BlockState(kept, dict.fromkeys(kept, method.initial.shapes[block])).load_into(network.blocks)
     network.blocks[TRAININGS].count.data.fill_(1)
     method.adapt(client)
     found = BlockState.extract(network.blocks)
 
-    weights = torch.ones_like(own[block], requires_grad=True)
+    weights = torch.full_like(own[block], begin, requires_grad=True)
     shapes = method.initial.shapes
     w.load_into(network.blocks)
     with randomness(run.context, client, run.context.config.train.rounds, "ala") as rng:

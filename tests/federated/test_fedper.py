@@ -82,8 +82,22 @@ def test_fedrep_reports_the_second_part_and_what_only_the_first_saw(tmp_path, mo
     assert run.method.train(run.federation.find("looks"), 0) == {"vqa": 3.0, "fmnist": 2.0}
 
 
+def test_fedreps_parts_know_their_round(tmp_path, monkeypatch):
+    """It decides on the rate and on the minibatches."""
+    config = tiny_experiment(tmp_path, methods=["fedrep"])
+    run, seen = FederatedRun(config, tmp_path), []
+    monkeypatch.setattr(module, "local_training", lambda *_, **given: seen.append(
+        (given["round_"], given["lr"])) or {})
+    client = run.federation.find("news")
+    run.method.train(client, 1)
+    run.method.adapt(client)
+    assert config.train.rate(1) != config.train.rate(0)
+    assert seen == [(1, config.train.rate(1))] * 2 + [(config.train.rounds, config.post_lr)]
+
+
 @pytest.mark.parametrize(("steps", "share", "head"), [
-    (2, 0.5, 1), (2, 0.01, 1), (2, 0.99, 1), (20, 0.5, 10), (20, 0.99, 19), (10, 0.25, 2)])
+    (2, 0.5, 1), (2, 0.01, 1), (2, 0.99, 1), (20, 0.5, 10), (20, 0.99, 19), (10, 0.25, 2),
+    (10, 0.66, 7)])
 def test_fedrep_leaves_a_step_for_each(tmp_path, steps, share, head):
     config = tiny_experiment(tmp_path, methods=["fedrep"], train={"local_steps": steps},
                              fedrep={"head_share": share})

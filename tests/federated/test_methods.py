@@ -7,6 +7,7 @@ from torch import nn
 
 from tapfl.blocks import BlockState
 from tapfl.data.batches import ClientData
+from tapfl.federated.context import randomness
 from tapfl.federated.disentafl import disentanglement
 from tapfl.federated.feddat import Bottleneck
 from tapfl.federated.perfedavg import meta_gradient
@@ -73,6 +74,19 @@ def test_meta_gradient_on_a_quadratic(delta):
     assert torch.equal(w, start)
 
 
+@pytest.mark.parametrize("delta", [None, 1e-3])
+def test_each_gradient_of_a_meta_step_is_of_a_minibatch_of_its_own(delta):
+    torch.manual_seed(0)
+    hessians = [root @ root.T for root in torch.randn(3, 4, 4, dtype=torch.float64)]
+    w = nn.Parameter(torch.randn(4, dtype=torch.float64))
+    start, rate = w.detach().clone(), 0.05
+    (meta,) = meta_gradient([w], lambda k: [hessians[k] @ w.detach()], (0, 1, 2), rate, delta)
+    expected = hessians[1] @ (start - rate * hessians[0] @ start)
+    if delta is not None:
+        expected = expected - rate * hessians[2] @ expected
+    torch.testing.assert_close(meta, expected, atol=1e-9, rtol=1e-9)
+
+
 def test_hessian_free_is_no_dropout_noise(tmp_path):
     """With the same dropout above and below, a small delta gives what a smaller one gives."""
     config = tiny_experiment(tmp_path, methods=["perfedavg"], lora={"dropout": 0.3})
@@ -134,6 +148,64 @@ def test_perfedavg_adapts_on_training_data_before_evaluation(tmp_path):
     changed = {n for n in before if not torch.equal(before[n], after[n])}
     assert changed
     assert changed <= set(run.method.owned(client))
+
+
+RATES = {"inner_lr_initial": 0.05, "inner_lr": 0.1, "adapt_steps": 2, "delta": 0.01}
+
+
+def test_perfedavg_adapts_by_plain_steps_at_the_inner_rate(tmp_path):
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["perfedavg"], lora={"dropout": 0.0},
+                                       perfedavg=RATES), tmp_path)
+    method, client, config = run.method, run.federation.find("news"), run.context.config
+    network = method.network.double()
+    start = BlockState.extract(network.blocks)
+    method.adapt(client)
+    found = BlockState.extract(network.blocks, method.owned(client))
+    start.load_into(network.blocks)
+    parameters = parameters_of(network, method.owned(client))
+    with randomness(run.context, client, config.train.rounds, "adapt") as rng:
+        for parts in client.data.minibatches(2, config.train.batch_size, rng):
+            slope = gradients(task_objective(network.train(), parts)[0], parameters)
+            with torch.no_grad():
+                for parameter, value in zip(parameters, slope, strict=True):
+                    parameter.sub_(0.1 * value)
+    expected = BlockState.extract(network.blocks, found)
+    for name in found:
+        torch.testing.assert_close(found[name], expected[name])
+
+
+@pytest.mark.parametrize(("variant", "delta"), [("fo", None), ("hf", 0.01)])
+def test_perfedavgs_inner_rate_delta_and_losses(tmp_path, monkeypatch, variant, delta):
+    """The rate warms up; losses are those of the adapted model on data it has not seen."""
+    from tapfl.federated import perfedavg as module
+
+    run = FederatedRun(tiny_experiment(
+        tmp_path, methods=["perfedavg"], lora={"dropout": 0.0}, train={"local_steps": 1},
+        perfedavg={**RATES, "variant": variant}), tmp_path)
+    method, client, seen = run.method, run.federation.find("news"), []
+    network, original = method.network, module.meta_gradient
+    for each in network.modules():
+        if isinstance(each, nn.Dropout):
+            each.p = 0.0
+
+    def watched(parameters, gradient, batches, *settings):
+        start = BlockState.extract(network.blocks, method.owned(client))
+        slope = gradients(task_objective(network, batches[0])[0], parameters)
+        adapted = [p.detach() - settings[0] * g for p, g in zip(parameters, slope, strict=True)]
+        with torch.no_grad():
+            for parameter, value in zip(parameters, adapted, strict=True):
+                parameter.copy_(value)
+            losses = task_objective(network, batches[1])[1]
+        start.load_into(network.blocks)
+        seen.append((settings, {task: loss.item() for task, loss in losses.items()}))
+        return original(parameters, gradient, batches, *settings)
+
+    monkeypatch.setattr(module, "meta_gradient", watched)
+    for round_, rate in ((0, 0.05), (1, 0.075), (2, 0.1)):  # two rounds of warm-up
+        losses = method.train(client, round_)
+        (settings, expected) = seen.pop()
+        assert settings == (pytest.approx(rate), delta)
+        assert losses == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("variant", ["fo", "hf"])

@@ -60,6 +60,27 @@ def test_the_gradient_is_the_tasks_plus_mu_times_the_way_back(tmp_path):
         torch.testing.assert_close(found, task + 0.3 * (p.detach() - a))
 
 
+def test_fedprox_pulls_to_w_as_received_in_this_round(tmp_path, monkeypatch):
+    run, given = fedprox(tmp_path, 0.3), {}
+    method, client = run.method, run.federation.find("news")
+    owned, train = method.owned(client), run.context.config.train
+    torch.manual_seed(0)
+    moved(method)  # another W than the first
+    received = BlockState.extract(method.network.blocks, owned)
+    monkeypatch.setattr("tapfl.federated.fedprox.local_training",
+                        lambda *_, **values: given.update(values) or {})
+    method.train(client, 1)
+    assert (given["round_"], given["lr"]) == (1, train.rate(1))
+    assert train.rate(1) != train.lr
+    moved(method)
+    parts = next(client.data.minibatches(1, 12, np.random.default_rng(0)))
+    pulled, plain = (loss(method.network.eval(), parts)[0]
+                     for loss in (method.proximal, task_objective))
+    now = BlockState.extract(method.network.blocks, owned)
+    apart = sum(((now[n] - received[n]) ** 2).sum() for n in owned)
+    torch.testing.assert_close(pulled - plain, 0.15 * apart)
+
+
 def test_mu_zero_is_fedavg_and_a_huge_mu_keeps_w(tmp_path):
     """Steps of AdamW have a length of their own; how far they lead away shrinks all the same."""
     ends = {}

@@ -1,3 +1,4 @@
+import math
 import random
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapfl.blocks import BlockState
-from tapfl.federated.server import Server
+from tapfl.federated.server import NormBound, Server
 from tests.experiment import FederatedRun, read_events, tiny_experiment
 
 NAMES = [f"decoder/d{i}" for i in range(6)]
@@ -43,6 +44,8 @@ def test_cohorts():
     other = Server(state({"decoder/d0": 0}), clients=30, cohort=2, seed=4)
     assert [other.cohort(t) for t in range(300)] != drawn
     assert len(Server(state({"decoder/d0": 0}), clients=3, cohort=9, seed=3).cohort(0)) == 3
+    few = Server(state({"decoder/d0": 0}), clients=5, cohort=3, seed=3)
+    assert few.cohort(0, absent={0, 1, 3}) == [2, 4]
 
 
 def _bad(name="decoder/d0", shape=(3,), dtype=torch.float32, value=1.0):
@@ -58,6 +61,8 @@ def _bad(name="decoder/d0", shape=(3,), dtype=torch.float32, value=1.0):
     (_bad(value=float("nan")), 5, "not finite"),
     (_bad(value=float("inf")), 5, "not finite"),
     (_bad(value=3e38), 5, "too large to be averaged"),
+    (_bad(value=-3e38), 5, "too large to be averaged"),
+    (_bad(value=1e38), 5, "too large to be averaged"),
     (_bad(), 0, "sample count of 0"),
     (_bad(), -3, "sample count of -3"),
     (_bad(), 10**12, "sample count"),
@@ -72,6 +77,46 @@ def test_bad_updates_are_refused_whole(update, samples, reason):
     assert server.aggregate() == {"decoder/d0": ["d"]}
     assert server.blocks["decoder/d0"].tolist() == [9, 9, 9]
     assert server.blocks["decoder/d1"].tolist() == [2, 2, 2]
+
+
+def test_samples_up_to_the_limit_and_bytes_of_every_update_count():
+    server = Server(state({"decoder/d0": 1}), clients=2, cohort=2, seed=0, max_samples=10)
+    update = state({"decoder/d0": 2})
+    assert "a sample count of 11" in server.receive("c", NAMES[:1], update, 11)
+    assert server.receive("c", NAMES[:1], update, 10) is None
+    assert server.bytes_up == 2 * update.nbytes == 24  # also those of what was refused
+    server.aggregate()
+    assert server.bytes_up == server.bytes_down == 0
+
+
+def moved_by(norm, *names):
+    return state(dict.fromkeys(names or NAMES[1:2], norm / math.sqrt(3)))
+
+
+def test_a_bound_is_a_number_or_a_multiple_of_the_usual_norm():
+    sent = state({NAMES[0]: 0, NAMES[1]: 0})
+    fixed, usual = NormBound(3.0), NormBound("3x")
+    three = BlockState({NAMES[0]: torch.tensor([1.0, 2.0, 2.0])}, sent.shapes)
+    assert fixed.refuses(three, sent) is None  # as far as it may go
+    assert "moved by 3.1, expected at most 3" in fixed.refuses(moved_by(3.1), sent)
+    for norm in (0, 0, 0, 1, 1, 50):  # of a block that stayed, and of two, nothing is concluded
+        assert usual.refuses(moved_by(norm), sent) is None
+    assert usual.refuses(moved_by(2.9), sent) is None
+    before = usual.state()
+    assert "moved by" in usual.refuses(moved_by(10), sent)  # the median is now 1.95
+    assert "d1" in usual.refuses(moved_by(10, *NAMES[:2]), sent)
+    assert usual.state() == before  # a refused update is not remembered, nor a part of it
+
+
+def test_a_bound_remembers_the_last_twenty_norms():
+    sent, bound = state({NAMES[1]: 0}), NormBound("3x")
+    for i in range(25):
+        bound.refuses(moved_by(1 + i / 100), sent)
+    assert bound.state()[NAMES[1]] == pytest.approx([1 + i / 100 for i in range(5, 25)])
+    again = NormBound("3x")
+    again.restore(bound.state())
+    again.refuses(moved_by(1.25), sent)
+    assert again.state()[NAMES[1]] == pytest.approx([1 + i / 100 for i in range(6, 26)])
 
 
 def test_a_refused_update_is_an_event_and_the_round_goes_on(tmp_path):

@@ -107,6 +107,21 @@ def test_a_training_that_diverged_is_dropped(tmp_path):
     assert not apfl.load(client, before=3)[0].equals(before[0])
 
 
+def test_a_step_that_finds_no_memory_leaves_v_in_the_network(tmp_path, monkeypatch):
+    """It may be tried again: it then has to start from v, not from the mixture."""
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg+apfl"]), tmp_path)
+    (apfl,), client = run.personalizers, run.federation.find("news")
+    w = run.method.initial.subset(run.method.owned(client))
+    trained = BlockState({n: v + 1 for n, v in w.items()}, w.shapes)
+    monkeypatch.setattr("tapfl.personal.apfl.backward", full)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        apfl.after_training(client, 0, w, trained, {})
+    assert BlockState.extract(run.method.network.blocks, w).equals(w)
+
+
 def test_captured_steps_read_each_clients_values(tmp_path):
     def ends(folder, graphs):
         run, apfl, turns = watched(folder, "fedavg+apfl", apfl={"rate": RATE},

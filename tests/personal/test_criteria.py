@@ -60,6 +60,21 @@ def test_margins_of_losses(held):
     assert _rule(held, criterion="always").margin("agnews") == 0.0
 
 
+@pytest.mark.parametrize(("criterion", "margin"), [
+    ("training", 0.005), ("validation", 0.005), ("paired", 0.0), ("gradient", 0.0)])
+def test_losses_alone_have_a_margin(held, criterion, margin):
+    assert _rule(held, criterion=criterion).margin("agnews") == margin
+
+
+def test_an_equal_loss_moves_nothing(held):
+    case = _case(held)
+    margins = held.context.config.tap.margins.model_copy(update={"text_classification": 0.0})
+    rule = _rule(held, margins=margins)
+    assert rule.shares(case, ["agnews"]) == {}
+    case.federated_history["agnews"] = 1 - 1e-12
+    assert rule.shares(case, ["agnews"]) == {"agnews": 1.0}
+
+
 def test_sample_losses_have_the_tasks_loss_as_mean(held):
     for name in ("shapes", "looks", "words"):
         case = _case(held, name)
@@ -87,8 +102,33 @@ def test_paired_by_hand(held):
     same = Case(case.client, 1, case.personal, case.personal, {}, case.personal_history)
     assert rule.shares(same, case.client.tasks) == {}
     assert _statistic(np.full(3, 0.5)) == math.inf
+    assert _statistic(np.full(3, -0.5)) == -math.inf
     assert _statistic(np.array([1.0])) == 0.0
     assert _statistic(np.array([1.0, math.nan, 2.0])) == 0.0
+
+
+@pytest.mark.parametrize(("confidence", "moves"), [(0.7, True), (0.8, False)])
+def test_the_confidence_is_one_sided(held, monkeypatch, confidence, moves):
+    """The normal quantiles of 0.7 and 0.8 are 0.52 and 0.84; t is between them."""
+    case = _case(held)
+    x = 0.7 / math.sqrt(2) + np.array([-1.0, 1.0]) / math.sqrt(2)  # mean 0.7 / sqrt(2), spread 1
+    monkeypatch.setattr(Rule, "_on_samples", lambda self, client, state, tasks: {
+        "agnews": x if state is case.personal else np.zeros(2)})
+    rule = _rule(held, criterion="paired", confidence=confidence)
+    assert _statistic(x) == pytest.approx(0.7)
+    assert (rule.shares(case, ["agnews"]) == {"agnews": 1.0}) == moves
+
+
+def test_what_is_remembered_belongs_to_both_models_and_all_tasks(held):
+    case = _case(held)
+    turned = dataclasses.replace(case, federated=BlockState(
+        {k: 2 * v - case.federated[k] for k, v in case.personal.items()}, case.personal.shapes))
+    rule = _rule(held, criterion="gradient")
+    ahead, back = (rule._agreement(each, ["agnews"]) for each in (case, turned))
+    assert any(ahead.values())
+    assert list(back.values()) == pytest.approx([-each for each in ahead.values()], abs=1e-6)
+    for tasks in (["agnews"], ["agnews", "tiny-imagenet"]):
+        assert set(rule.held_out(case.client, case.personal, tasks)) == set(tasks)
 
 
 def test_gradient_agreement_is_the_slope_towards_w(held):
@@ -184,6 +224,14 @@ def test_share_chosen_on_held_out_data(held):
             losses[share] = _held_out_loss(held, state, data, rows)
         best = min(losses, key=losses.get)
         assert chosen.get(data.task.name, 0.0) == best
+
+
+def test_a_loss_that_is_not_finite_is_never_chosen(held, monkeypatch):
+    case, losses = _case(held), iter([math.nan, math.inf, 2.0, 1.0, math.nan])
+    monkeypatch.setattr(Rule, "held_out",
+                        lambda self, client, state, tasks: {"agnews": next(losses)})
+    chosen = _rule(held).chosen(case.client, case.personal, case.federated, ["agnews"])
+    assert chosen == {"agnews": 0.75}
 
 
 def test_a_block_of_two_tasks_moves_once(held):

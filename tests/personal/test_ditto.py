@@ -82,6 +82,15 @@ def test_a_training_that_diverged_is_dropped(tmp_path):
     assert ditto.after_federation(client, broken).equals(ditto.load(client, before=1)[0])
 
 
+def test_the_current_model_is_x_after_the_round(tmp_path):
+    run = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg+ditto"]), tmp_path)
+    (ditto,), client = run.personalizers, run.federation.find("news")
+    w = run.final(client)
+    assert ditto.current(client, 0) is None
+    ditto.after_training(client, 0, w, w, {})
+    assert ditto.current(client, 0).equals(ditto.load(client, before=1)[0])
+
+
 def test_captured_steps_pull_to_what_each_client_received(tmp_path):
     def ends(folder, graphs):
         run, ditto, turns = watched(folder, "fedavg+ditto", ditto={"pull": 2.0},

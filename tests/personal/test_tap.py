@@ -81,6 +81,47 @@ def test_replacement_changes_exactly_the_tasks_blocks(tmp_path):
     assert all(torch.equal(mine[n], w[n]) for n in changed)
 
 
+def test_how_far_a_task_moved_is_the_mean_over_its_blocks(tmp_path, monkeypatch):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    (tap,), client = run.personalizers, run.federation.find("shapes")
+    w, losses = run.final(client), dict.fromkeys(client.tasks, 1.0)
+    own = sorted(run.method.blocks_of_task("agnews"))
+    by_block = dict.fromkeys(w, 0.0) | {own[0]: 1.0, own[1]: 0.5}
+    monkeypatch.setattr(tap.rule, "by_block", lambda *_: by_block)
+    _, taken = tap._replace(Case(client, 0, w, w, losses, losses), {"agnews": 1.0}, new=[])
+    assert taken == {"agnews": pytest.approx(1.5 / len(own))}
+    (event,) = run.worker.drain()
+    assert event.blocks == own[:2]  # those that moved
+
+
+def test_histories_after_a_partial_move_by_hand(tmp_path, monkeypatch):
+    """X's training sees no task: what X knows of its losses is what it took from W."""
+    run = FederatedRun(tiny_experiment(tmp_path, tap={"criterion": "always", "share": 0.25}),
+                       tmp_path)
+    (tap,), client = run.personalizers, run.federation.find("news")
+    monkeypatch.setattr(tap, "_train", lambda client, round_, start: (start, {}))
+    w = run.final(client)
+    for round_, loss, expected in ((0, 2.0, 2.0), (1, 1.0, 0.75 * 2.0 + 0.25 * 1.0)):
+        tap.after_training(client, round_, w, w, {"agnews": loss})
+        _, federated, personal = tap._load(client, round_ + 1)
+        assert (federated, personal) == ({"agnews": loss}, {"agnews": expected})
+
+
+def test_a_training_of_x_that_diverged_forgets_the_tasks_it_saw(tmp_path, monkeypatch):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    (tap,), client = run.personalizers, run.federation.find("shapes")
+    w = run.final(client)
+    monkeypatch.setattr(tap, "_train", lambda client, round_, start: (start, {"agnews": math.nan}))
+    tap.after_training(client, 0, w, w, {"agnews": 1.0, "tiny-imagenet": 2.0})
+    _, federated, personal = tap._load(client, 1)
+    assert federated == {"agnews": 1.0, "tiny-imagenet": 2.0}
+    assert personal == {"agnews": math.inf, "tiny-imagenet": 2.0}
+    run.worker.drain()
+    tap.after_training(client, 1, w, w, {"agnews": 1.0})
+    event = run.worker.drain()[0]  # W is better whatever it is, but this is not the first time
+    assert (event.task, event.personal_loss, event.initial) == ("agnews", None, False)
+
+
 def test_post_train_is_taps_teacher_bit_for_bit(tmp_path, monkeypatch):
     config = tiny_experiment(tmp_path, methods=["fedavg+post", "tap"])
     both = FederatedRun(config, tmp_path)
@@ -107,6 +148,59 @@ def test_without_distillation_the_teacher_does_not_matter(tmp_path):
     assert all(torch.equal(untaught[n], again[n]) for n in final)
 
 
+@pytest.mark.parametrize("other", [
+    {"tap": {"temperature": 5.0}}, {"tap": {"distill_weights": {"text_classification": 9.0}}},
+    {"post": {"use_holdout": True}}], ids=str)
+def test_variants_that_teach_otherwise_do_not_share_stage_2(tmp_path, other):
+    config = tiny_experiment(tmp_path, methods=["tap", "other"], federation={"holdout": 0.25},
+                             variants={"other": {"of": "tap", **other}})
+    both = FederatedRun(config, tmp_path)
+    client = both.federation.find("news")
+    one, two = (p.after_federation(client, both.final(client)) for p in both.personalizers)
+    assert not one.equals(two)
+
+
+def test_a_mix_is_chosen_on_data_that_nobody_has_trained_on(tmp_path, monkeypatch):
+    config = tiny_experiment(tmp_path, tap={"end": "mix"}, federation={"holdout": 0.25},
+                             post={"use_holdout": True})
+    run = FederatedRun(config, tmp_path)
+    (tap,), client, trained = run.personalizers, run.federation.find("news"), []
+
+    def watch(name):
+        original = getattr(tap, name)
+        monkeypatch.setattr(tap, name, lambda client, *a, **k: trained.append(
+            (name, client.data.samples)) or original(client, *a, **k))
+
+    watch("post_train")
+    watch("_trained")
+    tap.after_federation(client, run.final(client))
+    held = len(client.data.holdout[0][1])
+    assert trained == [("post_train", client.data.samples),
+                       ("_trained", client.data.samples + held)]
+
+
+def test_a_last_training_that_diverged_is_dropped(tmp_path, monkeypatch):
+    run = FederatedRun(tiny_experiment(tmp_path, tap={"end": "plain"}), tmp_path)
+    (tap,), client = run.personalizers, run.federation.find("news")
+    final = run.final(client)
+    broken = BlockState({n: v * math.nan for n, v in final.items()}, final.shapes)
+    monkeypatch.setattr(tap, "_trained", lambda *_, **__: (broken, {"agnews": math.nan}))
+    assert tap.after_federation(client, final).equals(final)
+    assert [type(e).__name__ for e in run.worker.drain()][-1] == "Diverged"
+
+
+def test_the_final_w_has_no_loss_yet(tmp_path):
+    run = FederatedRun(tiny_experiment(tmp_path, tap={"final_share": 0.5}), tmp_path)
+    (tap,), client = run.personalizers, run.federation.find("news")
+    w = run.final(client)
+    tap.after_training(client, 0, w, w, {"agnews": 1.0})
+    run.worker.drain()
+    tap.after_federation(client, w)
+    (event,) = run.worker.drain()
+    assert (event.round, event.share, event.federated_loss) == (4, 0.5, None)
+    assert event.personal_loss is not None
+
+
 def test_a_client_that_never_took_part_starts_from_w(tmp_path):
     config = tiny_experiment(tmp_path, train={"rounds": 1, "cohort": 1}, post={"steps": 0})
     only = FederatedRun(config, tmp_path)
@@ -126,6 +220,21 @@ def test_histories_survive_on_disk(tmp_path):
     _, federated, personal = tap._load(client, 1)
     assert any(math.isfinite(v) for v in personal.values())
     assert set(federated) == set(personal) == set(client.tasks)
+
+
+def test_a_task_that_a_client_has_got_since_begins_as_the_first_ones_did(tmp_path):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    (tap,), method = run.personalizers, run.method
+    before, client = (run.federation.find(name) for name in ("news", "shapes"))
+    few = BlockState({n: method.initial[n] + 1 for n in method.owned(before)},
+                     method.initial.shapes)
+    tap.save(client, 0, few, {"federated": {"agnews": 1.0}, "personal": {"agnews": 2.0}})
+    state, federated, personal = tap._load(client, 1)
+    assert set(few) < set(state) == set(method.owned(client))
+    for name, value in state.items():
+        assert torch.equal(value, few[name] if name in few else method.initial[name])
+    assert federated == {"agnews": 1.0, "tiny-imagenet": math.inf}
+    assert personal == {"agnews": 2.0, "tiny-imagenet": math.inf}
 
 
 def test_validation_criterion(tmp_path):
@@ -150,6 +259,19 @@ def test_validation_criterion(tmp_path):
                 assert history[data.task.name] == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.parametrize("criterion", ["validation", "paired"])
+def test_the_history_of_w_is_of_w_as_it_was_trained(tmp_path, criterion):
+    some = FederatedRun(tiny_experiment(tmp_path, tap={"criterion": criterion},
+                                        federation={"holdout": 0.25}), tmp_path)
+    (tap,), client = some.personalizers, some.federation.find("news")
+    received = some.final(client)
+    trained = BlockState({n: v + 0.1 for n, v in received.items()}, received.shapes)
+    tap.after_training(client, 0, received, trained, {"agnews": 1.0})
+    _, federated, _ = tap._load(client, 1)
+    before, after = (tap.rule.held_out(client, w, ["agnews"]) for w in (received, trained))
+    assert federated == after != before
+
+
 def test_an_infinite_loss_of_w_has_no_place_in_an_event(tmp_path, monkeypatch):
     monkeypatch.setattr(Rule, "held_out",
                         lambda self, client, state, tasks: dict.fromkeys(tasks, math.inf))
@@ -159,6 +281,14 @@ def test_an_infinite_loss_of_w_has_no_place_in_an_event(tmp_path, monkeypatch):
     replaced = read_events(tmp_path, "replacement")
     assert replaced
     assert {each["federated_loss"] for each in replaced} == {None}
+
+
+def test_a_loss_that_is_no_number_counts_as_infinite(tmp_path):
+    run = FederatedRun(tiny_experiment(tmp_path), tmp_path)
+    (tap,), client = run.personalizers, run.federation.find("news")
+    w = run.final(client)
+    tap.after_training(client, 0, w, w, {"agnews": math.nan})
+    assert tap._load(client, 1)[1] == {"agnews": math.inf}
 
 
 def test_divergence_by_hand():

@@ -12,8 +12,17 @@ from tapfl.cli import main
 from tapfl.config import load_config
 from tapfl.engine.run import run
 from tapfl.errors import TapflError
-from tapfl.model.summary import PAPER, summarize
-from tapfl.report.footprint import block_rows, footprint, render, rows
+from tapfl.model.summary import GIB, MIB, PAPER, summarize
+from tapfl.report.footprint import (
+    Footprint,
+    Traffic,
+    _sent,
+    _with_more,
+    block_rows,
+    footprint,
+    render,
+    rows,
+)
 from tests.engine.test_resume import Stop
 from tests.experiment import read_events, tiny_experiment
 
@@ -118,6 +127,54 @@ def test_rows_and_formats(paid, capsys):
     assert latex[0] == r"\begin{tabular}{lllrrrrrrrrr}"
     assert r"trainable \%" in latex[2]
     assert all(line.count("&") == 11 and line.endswith(r"\\") for line in latex[4:-2])
+
+
+def test_every_figure_of_a_row_by_hand():
+    mean = {"total": 1_000_000, "trainable_percent": 12.5, "gib": 0.5, "tap_total": 1_125_000,
+            "tap_trainable_percent": 25.0, "tap_gib": 0.75}
+    traffic = Traffic(4, 10.0, 8 * MIB, 16 * MIB, {"b": 6 * MIB, "a": 2 * MIB}, [],
+                      {"a": 5 * MIB, "b": 11 * MIB})
+    each = Footprint("out", "flava", mean, {}, {"a": 1 * MIB, "b": 3 * MIB},
+                     {"peak_rss": 2 * GIB, "peak_cuda": 3 * GIB}, {"fedavg": traffic},
+                     {"tap": 1.5}, {"fedavg": ["tap"]}, frozenset({"tap"}), None)
+    assert each.added == 125_000
+    sent = {"up MiB/round": "2.0", "down MiB/round": "4.0", "round s": "2.50",
+            "host GiB": "2.00", "GPU GiB": "3.00"}
+    assert rows([each]) == [
+        {"run": "out", "model": "flava", "setting": "fedavg", "mean parameters": "1,000,000",
+         "trainable %": "12.50", "memory GiB": "0.5000", "stage 2 s/client": "", **sent},
+        {"run": "out", "model": "flava", "setting": "tap", "mean parameters": "1,125,000",
+         "trainable %": "25.00", "memory GiB": "0.7500", "stage 2 s/client": "1.50", **sent}]
+    assert [list(row.values()) for row in block_rows(each)] == [
+        ["out", "fedavg", "a", "1.000", "0.500", "1.250"],
+        ["out", "fedavg", "b", "3.000", "1.500", "2.750"]]
+
+
+def test_what_rounds_have_sent_by_hand():
+    """A client receives its blocks in every turn, also in those whose update did not count."""
+    found = _sent([
+        {"cohort": ["x", "y"], "contributors": {"a": ["x"], "b": ["x", "y"]}, "seconds": 1.0,
+         "bytes_up": 12, "bytes_down": 12},
+        {"cohort": ["x", "y"], "contributors": {"b": ["y"]}, "seconds": 2.0, "bytes_up": 12,
+         "bytes_down": 12}], {"a": 10, "b": 1})
+    assert (found.rounds, found.seconds, found.up, found.down) == (2, 3.0, 24, 24)
+    assert found.blocks == {"a": 10, "b": 3}
+    assert found.by_round == [{"a": 10, "b": 2}, {"b": 1}]
+    assert found.blocks_down == {"a": 20, "b": 4}
+
+
+def test_blocks_of_a_methods_own_count_as_trainable_and_twice_with_tap():
+    clients = [{"tasks": ["agnews"], "total": 100, "trainable": 10, "with_tap": 110},
+               {"tasks": ["vqa"], "total": 200, "trainable": 30, "with_tap": 230}]
+    found = _with_more(clients, {"agnews": 20, "vqa": 40})
+    assert (found["total"], found["tap_total"]) == (180, 230)
+    assert found["trainable_percent"] == pytest.approx((100 * 30 / 120 + 100 * 70 / 240) / 2)
+
+
+def test_markdown_is_a_table():
+    table = [{"a": "1", "b": "x|y"}]
+    assert render(table, "markdown").splitlines() == ["| a | b |", "|---|---|", r"| 1 | x\|y |"]
+    assert render([{"a": "1,000", "b": "100"}], "csv") == "a,b\n1000,100"
 
 
 OWN = """

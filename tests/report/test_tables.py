@@ -37,6 +37,18 @@ def test_means_spreads_and_ranks():
     assert [table["fmnist", "mse"][m].rank for m in "abc"] == [1, 3, 2]
 
 
+def test_equal_means_share_a_rank_and_the_constant_answer_has_none():
+    table = tabulate(rows_of("agnews", "accuracy", a=[9.0], b=[9.0], c=[5.0], constant=[5.0]))
+    ranks = {method: cell.rank for method, cell in table["agnews", "accuracy"].items()}
+    assert ranks == {"a": 1, "b": 1, "c": 2, "constant": 0}
+
+
+@pytest.mark.parametrize("values", [[math.nan], [math.inf, 1.0], [1.0, math.nan]])
+def test_what_is_not_finite_has_no_deviation(values):
+    assert math.isnan(tabulate(rows_of("agnews", "accuracy", a=values))["agnews", "accuracy"][
+        "a"].spread)
+
+
 def test_methods_that_are_not_shown_take_no_rank():
     rows = rows_of("agnews", "accuracy", tap=[70.0], fedavg=[60.0], local=[90.0], ditto=[80.0])
     shown = render(rows, ["tap", "fedavg"], "markdown")
@@ -65,6 +77,37 @@ def test_columns_stand_by_family_and_in_the_papers_order():
         ["fmnist", "caltech256"], ["agnews", "mmlu", "mmlu", "mmlu", "vqa", "commongen"], ["own"]]
 
 
+def test_the_papers_order_does_not_depend_on_that_of_the_results():
+    def columns(rows):
+        return [(c.dataset, c.metric) for c in build(rows, ["tap"]).columns]
+
+    rows = [*IMAGES, *TEXTS]
+    assert columns(rows[::-1]) == columns(rows)
+
+
+def test_scores_on_others_data_stand_behind_a_clients_own():
+    metrics = ("general_bertscore(m,6)", "general_token_f1", "general_meteor", "meteor")
+    rows = [row for metric in metrics for row in rows_of("mmlu", metric, tap=[1.0])]
+    assert [c.metric for c in build(rows, ["tap"]).columns] == [
+        "meteor", "general_bertscore(m,6)", "general_meteor"]  # words' F1 is needless there too
+
+
+def test_what_fits_stays_whole_and_averages_are_no_data_sets():
+    sheet = build([*TEXTS, *IMAGES], ["tap"], averages=True)
+    datasets, columns = len({c.dataset for c in sheet.columns if not c.average}), len(sheet.columns)
+    assert (datasets, columns) == (5, 7)
+    assert split(sheet, 5, by_dataset=True) == [sheet]
+    assert split(sheet, 7, by_dataset=False) == [sheet]
+    assert len(split(sheet, 6, by_dataset=False)) == 2
+
+
+def test_a_piece_has_no_line_of_a_method_without_results_in_it():
+    rows = [*TEXTS, *IMAGES, *rows_of("mmlu", "meteor", local=[1.0])]
+    pieces = split(build(rows, ["tap", "local"]), 3, by_dataset=True)
+    assert [[line.method for line in piece.lines] for piece in pieces] == [
+        ["tap"], ["tap", "local"]]
+
+
 def test_averages_weigh_texts_by_clients_and_images_plainly():
     sheet = build([*TEXTS, *IMAGES], ["fedavg", "tap"], averages=True)
     found = {(c.kind, line.method): line.cells[c] for line in sheet.lines
@@ -72,8 +115,13 @@ def test_averages_weigh_texts_by_clients_and_images_plainly():
     assert found["text_generation", "tap"].mean == pytest.approx((40 + 2 * 60 + 2 * 25) / 5)
     assert found["text_generation", "tap"].rank == 1
     assert found["text_generation", "tap"].spread is None
+    assert found["text_generation", "tap"].clients == 5
     assert found["image_generation", "tap"].mean == pytest.approx(0.45)
     assert found["image_generation", "fedavg"].rank == 2
+    labels = [*rows_of("agnews", "accuracy", tap=[10.0]),
+              *rows_of("own", "accuracy", tap=[40.0, 40.0])]
+    labels = build(labels, ["tap"], averages=True, kinds={"own": "text_classification"})
+    assert labels.lines[0].cells[labels.columns[-1]].mean == pytest.approx(30)
     plain = build(TEXTS, ["tap"], paper="flava-100", averages=True)
     assert plain.lines[0].cells[plain.columns[-1]].mean == pytest.approx((40 + 60 + 25) / 3)
 
@@ -117,6 +165,13 @@ def test_published_figures_stand_under_each_method():
     (row,) = [r for r in found if (r["method"], r["dataset"], r["source"]) == (
         "tap", "fmnist", "paper")]
     assert (float(row["mean"]), float(row["deviation"])) == (figure.mean, figure.deviation)
+
+
+def test_a_published_figure_stands_by_its_metric_whatever_model_measures_it():
+    figure = published("flava")["tap", "mmlu", "bertscore"]
+    text = render(rows_of("mmlu", "bertscore(m,6)", tap=[40.0]), ["tap"], "markdown",
+                  paper="flava")
+    assert f"{figure.mean:.2f} ±{figure.deviation:.2f}" in text
 
 
 def test_other_metrics_than_the_papers_have_no_published_figure():

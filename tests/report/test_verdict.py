@@ -15,9 +15,10 @@ from tapfl.engine.results import write_results
 from tapfl.engine.run import federation_digest
 from tapfl.engine.scores import read_scores, write_scores
 from tapfl.errors import TapflError
-from tapfl.evaluation.significance import holm, paired
+from tapfl.evaluation.bootstrap import interval
+from tapfl.evaluation.significance import holm, paired, student_quantile
 from tapfl.report.runs import read_runs
-from tapfl.report.verdict import verdict
+from tapfl.report.verdict import client_outcomes, compare, usual_rivals, verdict
 from tests.experiment import tiny_experiment
 
 SAMPLES = 80
@@ -165,6 +166,117 @@ def test_margins(runs):
     assert {c.verdict for c in report.comparisons} == {"equivalent"}
     report = verdict(runs, points=0.0, mse=0.0)
     assert "equivalent" not in {c.verdict for c in report.comparisons}
+
+
+class ByHand:
+    """A run from {(method, client, task, metric): a score per sample}."""
+
+    def __init__(self, scores, draws=False):
+        self.kept, self.draws = {key: np.array(v, dtype=float) for key, v in scores.items()}, draws
+        self.values = {key: float(np.mean(values)) for key, values in scores.items()}
+        names = ("method", "client", "task", "metric")
+        self.rows = [{**dict(zip(names, key, strict=True)), "dataset": key[2]} for key in scores]
+
+    def scores(self, methods):
+        return {key: values for key, values in self.kept.items() if key[0] in methods}
+
+    def draws_tests(self, task):
+        return self.draws
+
+    def shares_tests(self, task):
+        return not self.draws
+
+
+def pairs_by_hand(gains, task="agnews", metric="accuracy"):
+    """Return scores of two methods, of which the first gains so much on every sample."""
+    rng = np.random.default_rng(0)
+    found = {}
+    for client, gain in gains.items():
+        base = rng.normal(50, 10, size=len(gain))
+        found["tap", client, task, metric] = base + gain
+        found["local", client, task, metric] = base
+    return found
+
+
+def test_who_lacks_a_result_in_any_run_is_not_compared():
+    one, two = (pairs_by_hand({"a": [gain, 3.0], "b": [9.0, 9.0]}) for gain in (1.0, 5.0))
+    one["tap", "a", "own", "accuracy"] = [1.0]  # nobody else has this task
+    del two["local", "b", "agnews", "accuracy"]
+    (found,) = compare([ByHand(one), ByHand(two)], "tap", ["local"])
+    assert (found.dataset, found.pairs.pairs, found.margin) == ("agnews", 2, 1.0)
+    assert found.gain.mean == pytest.approx((2.0 + 4.0) / 2)
+
+
+def test_the_interval_knows_which_samples_are_the_same():
+    rng = np.random.default_rng(1)
+    easy = 5 * rng.normal(size=20)
+    gains = {client: 2 + easy + rng.normal(size=20) for client in "abc"}
+    means, samples = np.array([[each.mean() for each in gains.values()]]), [list(gains.values())]
+    for draws in (False, True):
+        (found,) = compare([ByHand(pairs_by_hand(gains), draws)], "tap", ["local"])
+        expected, other = (interval(means, samples, shared) for shared in (not draws, draws))
+        assert (found.gain.low, found.gain.high) == pytest.approx((expected.low, expected.high))
+        assert found.gain.low != pytest.approx(other.low, abs=0.1)
+
+
+def test_scores_that_do_not_pair_count_by_their_means():
+    """Of one of two clients is known which samples the methods share: that is not enough."""
+    scores = pairs_by_hand({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 9.0]})
+    scores["local", "b", "agnews", "accuracy"] = [40.0, 60.0]
+    (found,) = compare([run := ByHand(scores)], "tap", ["local"])
+    means = [[run.values["tap", c, "agnews", "accuracy"] - run.values[
+        "local", c, "agnews", "accuracy"] for c in "ab"]]
+    assert found.gain == interval(np.array(means))
+
+
+def test_outcomes_of_clients_by_hand():
+    gains = {"a": [5.0, 6.0, 8.0, 9.0], "b": [1.0, -2.0, 3.0, 4.0], "c": [-7.0, -8.0, -6.0, -9.0]}
+    scores = {("tap", "a", "agnews", "general_accuracy"): [1.0], **pairs_by_hand(gains)}
+    found = client_outcomes([ByHand(scores)], "tap", "local")
+    assert [(each.client, each.outcome) for each in found] == [
+        ("a", "helped"), ("b", "not told apart"), ("c", "hurt")]
+    tests = [paired(each) for each in gains.values()]
+    assert [each.p for each in found] == pytest.approx(holm([test.p for test in tests]))
+    for each, test in zip(found, tests, strict=True):
+        half = student_quantile(0.05, 3) * test.deviation / 2
+        assert (each.metric, each.gain.mean) == ("accuracy", pytest.approx(test.mean))
+        assert (each.gain.low, each.gain.high) == pytest.approx((test.mean - half,
+                                                                 test.mean + half))
+
+
+def test_a_task_speaks_by_its_best_metric_in_whatever_order():
+    scores = {key: values for metric in ("exact_match", "token_f1")
+              for key, values in pairs_by_hand({"a": [1.0, 2.0]}, "vqa", metric).items()}
+    (found,) = client_outcomes([ByHand(scores)], "tap", "local")
+    assert found.metric == "token_f1"
+
+
+def test_samples_of_several_seeds_are_averaged_only_if_they_are_the_same():
+    one, two, short = [1.0, 4.0, 2.0], [3.0, 0.0, 7.0], [3.0, 0.0]
+    for draws, other, expected in ((False, two, [2.0, 2.0, 4.5]), (True, two, [*one, *two]),
+                                   (False, short, [*one, *short])):
+        runs = [ByHand(pairs_by_hand({"a": gains}), draws) for gains in (one, other)]
+        (found,) = client_outcomes(runs, "tap", "local")
+        assert found.gain.mean == pytest.approx(np.mean(expected))
+        assert found.effect == pytest.approx(paired(expected).effect)
+
+
+def test_clients_without_an_effect_come_last_among_their_like():
+    scores = pairs_by_hand({"a": [1.0], "b": [1.0, -2.0], "c": [2.0, -1.0]})
+    found = client_outcomes([ByHand(scores)], "tap", "local")
+    assert [each.client for each in found] == ["c", "b", "a"]
+    assert math.isnan(found[-1].effect)
+
+
+def test_a_method_is_no_rival_of_its_own(runs):
+    (run,) = read_runs(runs[:1])
+    assert [usual_rivals(run, name) for name in ("tap", "local", "fedavg")] == [
+        ["local", "fedavg"], ["fedavg"], ["local"]]
+
+
+def test_samples_are_at_hand_if_every_run_has_kept_them(tmp_path):
+    both = [write_run(tmp_path / str(seed), seed, scores=seed == 1) for seed in (1, 2)]
+    assert not verdict(both).sampled
 
 
 def test_which_clients_share_test_data(runs, tmp_path):
