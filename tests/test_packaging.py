@@ -1,7 +1,9 @@
 """The package's metadata: what it imports is declared, and what it reads is in the wheel."""
 
 import ast
+import os
 import re
+import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
@@ -74,3 +76,16 @@ def test_the_pinned_versions_satisfy_the_declared_ranges():
     assert checked > 10
     # Libraries that are used beside it do not all allow protobuf 7.
     assert int(pins["protobuf"].partition(".")[0]) < 7
+
+
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "None")])
+def test_threads_wait_for_a_short_time_unless_the_user_says_how(given, expected):
+    """It has to be set before torch is loaded, which importing tapfl alone does not do."""
+    kept = {key: value for key, value in os.environ.items()
+            if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = ("import os, sys, tapfl; assert 'torch' not in sys.modules; "
+               "print(os.environ.get('GOMP_SPINCOUNT'))")
+    found = subprocess.run([sys.executable, "-c", program], env=kept | given, check=True,
+                           capture_output=True, text=True).stdout
+    assert found.strip() == expected

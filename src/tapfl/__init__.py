@@ -9,7 +9,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# Threads that wait for each other spin, by default for milliseconds. Where other work has one of
+# the cores that is most of the time. So many turns are some microseconds, and as fast elsewhere.
+# libgomp (torch's threads on Linux) reads it once, when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
 __version__ = "0.1.0"
 __all__ = ["TapflError", "__version__", "export", "load", "load_config", "run"]
