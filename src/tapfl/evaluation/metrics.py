@@ -33,6 +33,16 @@ def metric_place(metric: str) -> int:
     return METRIC_ORDER.index(kind) if kind in METRIC_ORDER else len(METRIC_ORDER)
 
 
+def digits(metric: str) -> int:
+    """Return how many digits a metric's values are shown with."""
+    return 1 if metric_kind(metric) in PERCENT else 3
+
+
+def short(metric: str) -> str:
+    """Return a metric's name without what it depends on."""
+    return metric.partition("(")[0]
+
+
 @dataclass
 class TextMetric:
     """A metric of text. An empty string scores 0, and what was scored once is remembered."""

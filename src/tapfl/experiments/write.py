@@ -12,7 +12,7 @@ from pathlib import Path
 from tapfl.engine.files import replacing
 from tapfl.engine.record import read_record
 from tapfl.errors import TapflError
-from tapfl.evaluation.metrics import GENERAL, metric_kind, metric_place
+from tapfl.evaluation.metrics import GENERAL, digits, metric_kind, metric_place
 from tapfl.evaluation.significance import ALPHA, welch
 from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.experiments.plan import Plan
@@ -204,10 +204,10 @@ def verdict_table(found: Sequence[Comparison]) -> Table:
     table: dict[tuple[str, str], dict[str, str]] = {}
     for c in found:
         row = table.setdefault((c.method, c.against), {"method": c.method, "against": c.against})
-        digits = 3 if metric_kind(c.metric) == "mse" else 1
+        places = digits(c.metric)
         ends = ("too few scores for an interval" if math.isnan(c.gain.low) else
-                f"{c.gain.low:+.{digits}f}; {c.gain.high:+.{digits}f}")
-        row[c.dataset] = f"{c.verdict} {c.gain.mean:+.{digits}f} [{ends}]"
+                f"{c.gain.low:+.{places}f}; {c.gain.high:+.{places}f}")
+        row[c.dataset] = f"{c.verdict} {c.gain.mean:+.{places}f} [{ends}]"
     return _filled(table.values())
 
 
@@ -232,8 +232,8 @@ def _leads(plan: Plan, number: int, experiment: Experiment) -> Section:
         for method, against in part.leads:
             row = {"setting": part.title, "method": method, "against": against}
             for c in first_metrics(compare(seeds, method, [against])):
-                digits = 3 if metric_kind(c.metric) == "mse" else 1
-                row[c.dataset] = f"{c.gain.mean:+.{digits}f} ({c.verdict})"
+                places = digits(c.metric)
+                row[c.dataset] = f"{c.gain.mean:+.{places}f} ({c.verdict})"
             table.append(row)
     return _section("Leads: gain of the first method over the second", _filled(table))
 

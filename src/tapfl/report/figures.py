@@ -9,13 +9,13 @@ from typing import Any
 
 from tapfl.engine.files import replacing
 from tapfl.errors import TapflError
-from tapfl.evaluation.metrics import LOWER_IS_BETTER, metric_kind
+from tapfl.evaluation.metrics import LOWER_IS_BETTER, metric_kind, short
 from tapfl.model.summary import MIB
 from tapfl.report.footprint import render as render_rows
 from tapfl.report.footprint import rows as footprint_rows
 from tapfl.report.gather import Gathered
 from tapfl.report.html_learning import block_map, curve_lines, loss_lines, replacement_lines
-from tapfl.report.html_results import DRAWN, short
+from tapfl.report.html_results import DRAWN
 from tapfl.report.paper import dataset_name, method_name
 from tapfl.report.plotting import (
     COLOURS,

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tapfl.data.participants import parse_id
-from tapfl.evaluation.metrics import metric_place
+from tapfl.evaluation.metrics import metric_place, short
 from tapfl.methods import LOCAL
 from tapfl.model.summary import MIB
 from tapfl.report.footprint import Traffic
 from tapfl.report.gather import Gathered, owned_blocks
-from tapfl.report.html_results import short
 from tapfl.report.markup import Cell, Html, folded, join, number, table, tag
 from tapfl.report.svg import Series, Square, legend, line_chart, shade_map
 from tapfl.report.timeline import Line, cumulative, means

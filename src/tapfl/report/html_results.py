@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from tapfl.evaluation.bootstrap import Interval
 from tapfl.evaluation.constant import CONSTANT
-from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, PERCENT, metric_kind
+from tapfl.evaluation.metrics import GENERAL, LOWER_IS_BETTER, digits, metric_kind, short
 from tapfl.report.gather import Gathered, holding, methods_of
 from tapfl.report.label_mix import label_mix
 from tapfl.report.markup import Cell, Html, counted, folded, join, number, table, tag
@@ -20,16 +20,6 @@ SIGNS = {"better": "▲", "worse": "▼", "equivalent": "=", "not told apart": "
          "helped": "▲", "hurt": "▼"}
 STYLES = {"better": "good", "helped": "good", "worse": "bad", "hurt": "bad"}
 DRAWN = 40  # clients in a picture; the table has them all
-
-
-def digits(metric: str) -> int:
-    """Return how many digits a metric's values have."""
-    return 1 if metric_kind(metric) in PERCENT else 3
-
-
-def short(metric: str) -> str:
-    """Return a metric without what it depends on."""
-    return metric.partition("(")[0]
 
 
 def headline(gathered: Gathered) -> Html:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tapfl.report.html_results import SIGNS
 from tapfl.report.markup import Cell, Html, counted, number, table, tag
 from tapfl.report.standings import BEST, Leader, Standings
 
-SIGNS = {BEST: "★", "equivalent": "=", "not told apart": "?", "worse": "▼", "better": "▲"}
 STYLES = {BEST: "good", "equivalent": "good", "worse": "bad"}
 
 
@@ -29,4 +29,5 @@ def standings_table(found: Standings | None) -> Html:
 def _cell(method: str, leader: Leader) -> Cell:
     """Return how a method stands on a data set."""
     word, star, _ = leader.standing(method).partition("*")
-    return Cell(SIGNS.get(word, "") + star, word, STYLES.get(word, "same"))
+    sign = "★" if word == BEST else SIGNS.get(word, "")
+    return Cell(sign + star, word, STYLES.get(word, "same"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tapfl.errors import TapflError
 from tapfl.evaluation.bootstrap import Interval
-from tapfl.evaluation.metrics import PERCENT, metric_kind
+from tapfl.evaluation.metrics import digits, short
 from tapfl.report.markup import counted
 from tapfl.report.standings import BEST, EVERY_METHOD, STANDINGS, Standings, holds
 from tapfl.report.verdict import ClientOutcome, Comparison, VerdictReport
@@ -41,7 +41,7 @@ def _comparisons(report: VerdictReport, against: str) -> Any:
     drawn = _table(f"{report.method} against {against}, {counted(len(report.seeds), 'seed')}",
                    ("data set", "metric"), (GAIN, "pairs", "d", "p"), "verdict")
     for each in (c for c in report.comparisons if c.against == against):
-        drawn.add_row(Text(each.dataset), Text(_short(each.metric)),
+        drawn.add_row(Text(each.dataset), Text(short(each.metric)),
                       _gain(each.gain, each.metric), f"{100 * each.pairs.better:.0f}%",
                       _number(each.pairs.effect), _p(each.p),
                       Text(each.verdict, STYLES.get(each.verdict, "")))
@@ -61,7 +61,7 @@ def _clients(report: VerdictReport) -> Any:
         if each is None:
             drawn.add_row("…", *[""] * 5)
             continue
-        drawn.add_row(Text(each.client), Text(each.task), Text(_short(each.metric)),
+        drawn.add_row(Text(each.client), Text(each.task), Text(short(each.metric)),
                       _gain(each.gain, each.metric), _p(each.p),
                       Text(each.outcome, STYLES.get(each.outcome, "")))
     return drawn
@@ -78,13 +78,12 @@ def all_text(found: Standings) -> str:
         counts.add_row(Text(method), *(str(found.count(method, each)) for each in STANDINGS))
     places = _table("by data set", ("data set", "metric"), (), BEST)
     for leader in found.leaders:
-        digits = _digits(leader.metric)
-        lines = Text(f"{leader.method} {leader.mean:.{digits}f}")
+        lines = Text(f"{leader.method} {leader.mean:.{digits(leader.metric)}f}")
         for verdict in ("equivalent", "worse"):
             listed = ", ".join(each.method + "*" * holds(each) for each in leader.of(verdict))
             if listed:
                 lines.append(f"\n{verdict}: {listed}", STYLES.get(verdict, ""))
-        places.add_row(Text(leader.dataset), Text(_short(leader.metric)), lines)
+        places.add_row(Text(leader.dataset), Text(short(leader.metric)), lines)
     with console.capture() as captured:
         console.print(counts, "", places, "")
     return "\n".join([
@@ -138,14 +137,10 @@ def _counts(report: VerdictReport) -> dict[str, int]:
 def _gain(gain: Interval, metric: str) -> Any:
     from rich.text import Text
 
-    digits = _digits(metric)
+    places = digits(metric)
     around = ("" if math.isnan(gain.low)
-              else f" [{gain.low:+.{digits}f}; {gain.high:+.{digits}f}]")
-    return Text(f"{gain.mean:+.{digits}f}{around}")
-
-
-def _digits(metric: str) -> int:
-    return 1 if metric_kind(metric) in PERCENT else 3
+              else f" [{gain.low:+.{places}f}; {gain.high:+.{places}f}]")
+    return Text(f"{gain.mean:+.{places}f}{around}")
 
 
 def _number(value: float) -> str:
@@ -154,10 +149,6 @@ def _number(value: float) -> str:
 
 def _p(value: float) -> str:
     return "" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _short(metric: str) -> str:
-    return metric.partition("(")[0]
 
 
 def tidy(report: VerdictReport) -> list[dict[str, Any]]:
