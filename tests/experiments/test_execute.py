@@ -109,8 +109,10 @@ def test_no_more_at_a_time_than_there_are_places(tmp_path, scripts, count):
     assert max(running) == count
 
 
-def test_a_stop_is_passed_on(tmp_path, scripts):
-    scripts["waits"] = WAITS
+@pytest.mark.parametrize("seconds", [0, 0.4])
+def test_a_stop_is_passed_on(tmp_path, scripts, seconds):
+    """A run has time to write its round down."""
+    scripts["waits"] = WAITS.replace("def stop(*_):", f"def stop(*_):\n    time.sleep({seconds})")
 
     def stop(status):
         if (tmp_path / "ready").exists():
@@ -118,18 +120,6 @@ def test_a_stop_is_passed_on(tmp_path, scripts):
 
     with pytest.raises(KeyboardInterrupt):
         execute([job(tmp_path, "waits")], [Place("cpu")], stop)
-    assert (tmp_path / "told").exists()
-
-
-def test_a_run_has_time_to_write_its_round_down(tmp_path, scripts):
-    scripts["slow"] = WAITS.replace("def stop(*_):", "def stop(*_):\n    time.sleep(0.4)")
-
-    def stop(status):
-        if (tmp_path / "ready").exists():
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        execute([job(tmp_path, "slow")], [Place("cpu")], stop)
     assert (tmp_path / "told").exists()
 
 

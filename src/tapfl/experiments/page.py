@@ -222,7 +222,7 @@ def _said(method: str, against: str, counts: Counter[str]) -> list[object]:
 
 def _cost(parts: Sequence[WrittenPart]) -> str:
     """Say what TAP adds to a client, from the first run that has it beside a federated model."""
-    rows = [row for row in parts[0].rows if "mean parameters" in row]
+    rows = [row for row in parts[0].rows if row.get("mean parameters")]
     plain = next((row for row in rows if not row.get("stage 2 s/client")), None)
     tap = next((row for row in rows if plain and row["run"] == plain["run"]
                 and float(row["mean parameters"]) > float(plain["mean parameters"])), None)

@@ -21,7 +21,7 @@ from tapfl.evaluation.constant import CONSTANT
 from tapfl.evaluation.significance import ALPHA, holm
 from tapfl.report.paper import DATASETS
 from tapfl.report.runs import Run, read_runs
-from tapfl.report.verdict import Comparison, Gains, compare_on, first_metrics, plain, sign
+from tapfl.report.verdict import Comparison, Gains, compare_on, plain, sign, task_metrics
 
 BEST = "best"
 EVERY_METHOD = "every method against the best of each data set"
@@ -66,9 +66,7 @@ class Standings:
 
     def count(self, method: str, standing: str) -> int:
         """Return on how many data sets a method stands like this."""
-        return sum(leader.method == method if standing == BEST
-                   else any(each.method == method for each in leader.of(standing))
-                   for leader in self.leaders)
+        return sum(leader.standing(method).rstrip("*") == standing for leader in self.leaders)
 
     def good(self, method: str) -> int:
         """Return on how many data sets a method is the best, or equivalent to the best."""
@@ -129,7 +127,7 @@ def _columns(run: Run) -> list[tuple[str, str, str]]:
     """Return every task with the metric that speaks for it, and its data set; the paper's first."""
     datasets = {row["task"]: row["dataset"] for row in run.rows}
     order = {name: place for place, name in enumerate(DATASETS)}
-    return sorted(((task, metric, datasets[task]) for task, metric in first_metrics(run.rows)),
+    return sorted(((task, metric, datasets[task]) for task, metric in task_metrics(run.rows)),
                   key=lambda column: order.get(column[2], len(order)))
 
 

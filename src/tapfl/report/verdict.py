@@ -226,7 +226,7 @@ def compare_on(gains: Gains, against: str, task: str, metric: str, dataset: str,
 def _client_outcomes(gains: Gains, against: str) -> tuple[ClientOutcome, ...]:
     """Return who was helped and who was hurt, the most helped first."""
     found = []
-    for task, metric in first_metrics(gains.runs[0].rows):
+    for task, metric in task_metrics(gains.runs[0].rows):
         for client in gains.clients(against, task, metric):
             mine, theirs = (gains.values(name, [client], task, metric)
                             for name in (gains.method, against))
@@ -242,7 +242,7 @@ def _client_outcomes(gains: Gains, against: str) -> tuple[ClientOutcome, ...]:
         OUTCOMES.index(each.outcome), math.inf if math.isnan(each.effect) else -each.effect)))
 
 
-def first_metrics(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def task_metrics(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Return for every task the metric that speaks for it, on the client's own test data."""
     metrics: dict[str, list[str]] = {}
     for row in rows:
