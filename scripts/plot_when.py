@@ -17,6 +17,7 @@ BASELINE = "fedavg+post2"
 STYLES = {"local": ("local", "tab:gray", "v"),
           "fedavg+post": ("FedAvg + post-training", "tab:gray", "v"),
           "tap": ("TAP", "tab:orange", "s"), "tap-soft": ("tap-soft", "tab:blue", "o"),
+          "tap-gap": ("tap-gap", "tab:brown", "P"),
           "tap-merge": ("tap-merge", "tab:red", "X"), "ditto": ("Ditto", "tab:green", "^"),
           "apfl": ("APFL", "tab:purple", "D")}
 

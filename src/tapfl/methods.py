@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tapfl.config import HOLDOUT, LOSSES, Config
+from tapfl.config import GAP, HOLDOUT, Config
 from tapfl.errors import TapflError, nearest
 from tapfl.reading import check
 
@@ -21,8 +21,8 @@ _SOFT = {"criterion": "always", "unit": "task", "end": "plain2"}
 NAMED: dict[str, tuple[str, dict[str, Any]]] = {
     "tap-nokd": ("tap", {"tap": {"end": "plain"}}),
     "tap-soft": ("tap", {"tap": {**_SOFT, "share": 0.5, "final_share": 0.5}}),
-    "tap-chosen": ("tap", {"tap": {**_SOFT, "share": HOLDOUT, "final_share": HOLDOUT}}),
-    "tap-merge": ("tap", {"tap": {"final_share": LOSSES, "sharpness": 8.0, "end": "plain2"}})}
+    "tap-gap": ("tap", {"tap": {**_SOFT, "share": GAP, "final_share": GAP, "sharpness": 8.0}}),
+    "tap-chosen": ("tap", {"tap": {**_SOFT, "share": HOLDOUT, "final_share": HOLDOUT}})}
 SHORT = {name: f"fedavg+{name}" for name in ("tap", *NAMED, "ditto", "apfl")}
 
 # What a variant may set. The sections of personalizers, and the settings of one's own personalizer,

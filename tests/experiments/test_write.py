@@ -136,7 +136,7 @@ def test_verdicts_stand_against_post_training_with_as_many_steps(written):
     _, out, _ = written
     rows = [r for r in read_csv(out, "verdicts") if r.get("against")]
     assert {(r["method"], r["against"]) for r in rows} == {
-        (m, "fedavg+post2") for m in ("fedavg+post", "tap", "tap-soft", "tap-merge")}
+        (m, "fedavg+post2") for m in ("fedavg+post", "tap", "tap-soft", "tap-gap")}
     assert len(rows) == 2 * 4
     for row in rows:
         assert re.fullmatch(r"(better|worse|equivalent|not told apart) [+-]\d+\.\d "
@@ -190,7 +190,7 @@ def test_the_footprint_is_of_every_run(written):
     assert all(r["mean parameters"].isdigit() for r in sizes)
     first = [r["setting"] for r in sizes if r["part"] == rows[0]["part"]]
     # Two parts, two runs each: W, and X of every method under the names that the run has for them.
-    names = ["fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-merge"]
+    names = ["fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-gap"]
     again = [f"{name}-2".replace("+", "-") for name in names]
     assert first == ["fedavg", *names] * 2 + ["fedavg", *again] * 2
     assert {r["run"] for r in rows if r.get("block")} == {
@@ -363,7 +363,7 @@ def test_welch_shares_say_nothing_of_what_they_do_not_know():
 def test_tests_of_pairs_stand_beside_verdicts(written):
     _, out, _ = written
     rows = [row for row in read_csv(out, "significance") if "tests of pairs" in row["part"]]
-    assert {row["method"] for row in rows} == {"tap", "tap-soft", "tap-merge"}
+    assert {row["method"] for row in rows} == {"tap", "tap-soft", "tap-gap"}
     cells = [row[dataset] for row in rows for dataset in ("tiny-imagenet", "agnews", "fmnist")]
     assert all(re.fullmatch(r"p [01]\.\d{3}(, d [+-]\d+\.\d\d)?|too few pairs", c) for c in cells)
     assert any(cell.startswith("p ") for cell in cells)

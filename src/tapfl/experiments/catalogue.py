@@ -92,10 +92,10 @@ SCALES = ("small", "paper")
 PAPER_ROWS = ("local", "fedavg", "fedavg+post", "perfedavg", "perfedavg+post", "disentafl",
               "disentafl+post", "feddat", "feddat+post", "tap")
 MORE_ROWS = ("fedavg+post2", "disentafl+post2", "tap-nokd", "fedprox", "fedper", "fedrep", "fedala",
-             "ditto", "apfl", "tap-soft", "tap-merge")
+             "ditto", "apfl", "tap-soft", "tap-gap")
 LEADS = (("tap", "fedavg+post"), ("tap", "fedavg+post2"), ("tap-soft", "fedavg+post2"),
-         ("tap-merge", "fedavg+post2"), ("fedavg+post2", "local"))
-FAMILY = ("fedavg", "fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-merge")
+         ("tap-gap", "fedavg+post2"), ("fedavg+post2", "local"))
+FAMILY = ("fedavg", "fedavg+post", "fedavg+post2", "tap", "tap-soft", "tap-gap")
 
 
 def _margins(low: float, high: float) -> Values:
@@ -112,8 +112,8 @@ STRONG_KD = {"tap-kd-strong": {"of": "tap", "tap": {"distill_weights": {
     "text_generation": 20.0, "image_generation": 0.4}}}}
 RULES = {"tap-gradient": {"of": "tap", "tap": {"criterion": "gradient"}},
          "tap-losses": {"of": "tap-soft", "tap": {"share": "losses"}},
-         "tap-gap": {"of": "tap-soft", "tap": {"share": "gap", "final_share": "gap",
-                                               "sharpness": 8.0}},
+         "tap-merge": {"of": "tap", "tap": {"final_share": "losses", "sharpness": 8.0,
+                                            "end": "plain2"}},
          "tap-soft-kd": {"of": "tap-soft", "tap": {"end": "distill"}}}
 HELD_OUT_RULES = {"tap-validation": {"of": "tap", "tap": {"criterion": "validation"}},
                   "tap-blocks": {"of": "tap", "tap": {"criterion": "validation", "unit": "block"}},
@@ -151,7 +151,7 @@ def _margin(model: Model, small: bool) -> Experiment:
 def _2p(model: Model, small: bool) -> Experiment:
     return Experiment("2p", "Is TAP better than post-training with as many steps?", (
         Part("As many steps after federation",
-             ("fedavg+post2", "disentafl+post2", "tap", "tap-soft", "tap-merge")),), paper="")
+             ("fedavg+post2", "disentafl+post2", "tap", "tap-soft", "tap-gap")),), paper="")
 
 
 def _standard(model: Model, small: bool) -> Experiment:

@@ -31,7 +31,7 @@ from tapfl.report.tables import render
 from tapfl.report.verdict import Comparison, compare, sign
 
 Table = list[dict[str, str]]
-OURS = ("tap", "tap-soft", "tap-merge")  # whose verdicts against all others are given
+OURS = ("tap", "tap-soft", "tap-gap")  # whose verdicts against all others are given
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ MARKERS = "osD^vPX<>"
 # A method has the same look in every figure of a paper.
 METHODS = ("tap", "fedavg", "tap-soft", "fedavg+post2", "fedavg+post", "ditto", "local", "apfl",
            "tap-nokd", "perfedavg", "disentafl", "feddat", "fedprox", "fedper", "fedrep", "fedala",
-           "perfedavg+post", "disentafl+post", "feddat+post", "disentafl+post2", "tap-merge")
+           "perfedavg+post", "disentafl+post", "feddat+post", "disentafl+post2", "tap-gap")
 HELPED, HURT, SAME = "#009E73", "#D55E00", "#8C8C8C"
 STYLE = {
     "font.family": "serif", "font.serif": ["STIXGeneral", "DejaVu Serif"],
