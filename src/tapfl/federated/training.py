@@ -18,6 +18,22 @@ from tapfl.model.network import Network
 Minibatch = Sequence[TaskBatch]
 
 
+class TrainingLosses(dict[str, float]):
+    """The tasks' mean losses over a training; ``late``: over the second half of its steps.
+
+    A task that the second half did not meet has the mean of all steps there, too.
+    """
+
+    def __init__(self, means: Losses, late: Losses | None = None) -> None:
+        super().__init__(means)
+        self.late = {**means, **(late or {})}
+
+
+def late(losses: Losses) -> Losses:
+    """Return the losses at the end of a training, where it says them."""
+    return losses.late if isinstance(losses, TrainingLosses) else losses
+
+
 @graph_safe
 def task_objective(network: Network,
                    parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -72,21 +88,23 @@ def minimise(objective: Objective) -> Step:
 def local_training(
     context: Context, network: Network, client: Client, blocks: Iterable[str], *, steps: int,
     lr: float, round_: int, role: str, step: Step, batches_per_step: int = 1,
-) -> Losses:
+) -> TrainingLosses:
     """Train the named blocks, in place; return each seen task's mean loss over its samples.
 
     Nothing in it waits for the device: the losses stay there until the end.
     """
     stepper = context.stepper(network)
     stepper.restart(blocks, lr)
-    tally = Tally()
+    tally = half = Tally()
     with randomness(context, client, round_, role) as rng:
         network.train()
         stream = client.data.minibatches(batches_per_step * steps,
                                          context.config.train.batch_size, rng)
-        for _ in range(steps):
+        for number in range(steps):
+            if number == steps // 2:
+                half = tally.copy()
             tally.add(*step(stepper, stream))
-    return tally.means()
+    return TrainingLosses(tally.means(), tally.since(half).means())
 
 
 class Tally:
@@ -95,6 +113,23 @@ class Tally:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._samples: dict[str, int] = {}
+
+    def copy(self) -> Tally:
+        """Return the same counts, which stay as they are."""
+        return self._of(self._sums, self._samples)
+
+    def since(self, earlier: Tally) -> Tally:
+        """Return what has been added since an earlier copy was made."""
+        samples = {task: count - earlier._samples.get(task, 0)
+                   for task, count in self._samples.items()}
+        return self._of({task: total - earlier._sums[task] if task in earlier._sums else total
+                         for task, total in self._sums.items() if samples[task]}, samples)
+
+    @staticmethod
+    def _of(sums: dict[str, Tensor], samples: dict[str, int]) -> Tally:
+        tally = Tally()
+        tally._sums, tally._samples = dict(sums), dict(samples)
+        return tally
 
     def add(self, parts: Sequence[TaskBatch], losses: dict[str, Tensor]) -> None:
         """Count a minibatch in."""
