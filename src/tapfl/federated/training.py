@@ -95,16 +95,17 @@ def local_training(
     """
     stepper = context.stepper(network)
     stepper.restart(blocks, lr)
-    tally = half = Tally()
+    whole, second_half = Tally(), Tally()
     with randomness(context, client, round_, role) as rng:
         network.train()
         stream = client.data.minibatches(batches_per_step * steps,
                                          context.config.train.batch_size, rng)
         for number in range(steps):
-            if number == steps // 2:
-                half = tally.copy()
-            tally.add(*step(stepper, stream))
-    return TrainingLosses(tally.means(), tally.since(half).means())
+            found = step(stepper, stream)
+            whole.add(*found)
+            if number >= steps // 2:
+                second_half.add(*found)
+    return TrainingLosses(whole.means(), second_half.means())
 
 
 class Tally:
@@ -114,28 +115,12 @@ class Tally:
         self._sums: dict[str, Tensor] = {}
         self._samples: dict[str, int] = {}
 
-    def copy(self) -> Tally:
-        """Return the same counts, which stay as they are."""
-        return self._of(self._sums, self._samples)
-
-    def since(self, earlier: Tally) -> Tally:
-        """Return what has been added since an earlier copy was made."""
-        samples = {task: count - earlier._samples.get(task, 0)
-                   for task, count in self._samples.items()}
-        return self._of({task: total - earlier._sums[task] if task in earlier._sums else total
-                         for task, total in self._sums.items() if samples[task]}, samples)
-
-    @staticmethod
-    def _of(sums: dict[str, Tensor], samples: dict[str, int]) -> Tally:
-        tally = Tally()
-        tally._sums, tally._samples = dict(sums), dict(samples)
-        return tally
-
     def add(self, parts: Sequence[TaskBatch], losses: dict[str, Tensor]) -> None:
         """Count a minibatch in."""
         for part in parts:
             loss = losses[part.task].detach() * part.samples
-            self._sums[part.task] = self._sums.get(part.task, torch.zeros_like(loss)) + loss
+            self._sums[part.task] = (self._sums[part.task] + loss if part.task in self._sums
+                                     else loss)
             self._samples[part.task] = self._samples.get(part.task, 0) + part.samples
 
     def means(self) -> Losses:
