@@ -3,9 +3,15 @@
 import yaml
 
 from tapfl.engine.run import run
-from tapfl.experiments.catalogue import Model
+from tapfl.experiments.catalogue import Experiment, Model, Part
 from tapfl.experiments.execute import Outcome, Status
 from tests.experiment import tiny_experiment
+
+FIRST = Experiment("first", "?", (Part("usual", ("fedavg", "fedavg+post", "tap")),))
+# The same names with other settings of what comes after federation, and one model that is equal.
+SECOND = Experiment("second", "?", (
+    Part("shorter", ("fedavg", "tap", "mine"), {"post": {"steps": 1}},
+         {"mine": {"of": "tap", "tap": {"criterion": "always"}}}),))
 
 KINDS = ("image_classification", "image_generation", "text_classification", "text_generation")
 

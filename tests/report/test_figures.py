@@ -14,8 +14,8 @@ from tapfl.report.gather import gather
 from tapfl.report.plotting import COLOURS, METHODS, Lines, line_panels, look, looks_of, save, style
 from tests.engine.test_resume import Stop
 from tests.experiment import tiny_experiment
+from tests.report.runs import write_run
 from tests.report.test_html import edit_record, round_event, write_events
-from tests.report.test_verdict import write_run
 
 NAMES = ("learning", "replacements", "helped", "helped-mse", "map", "footprint")
 HOSTILE = "$\\frac{<script>&%_#^ é 中 \u202e"

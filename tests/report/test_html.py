@@ -22,7 +22,7 @@ from tapfl.report.verdict import verdict
 from tests.engine.test_resume import Stop
 from tests.experiment import read_events, tiny_experiment
 from tests.report.pages import Page
-from tests.report.test_verdict import write_run
+from tests.report.runs import write_run
 
 HOSTILE = "<script>alert('a')</script>\"><img src=x onerror=alert(1)>\u202e&amp;"
 

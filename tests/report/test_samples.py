@@ -32,8 +32,8 @@ from tapfl.report.html_learning import _pieces
 from tapfl.report.label_mix import bars, evenness, label_mix
 from tests.experiment import read_events, tiny_experiment
 from tests.report.pages import Page
+from tests.report.runs import write_run
 from tests.report.test_html import HOSTILE, copied
-from tests.report.test_verdict import write_run
 
 METHODS = ["local", "fedavg", "tap"]
 

@@ -14,7 +14,7 @@ from tapfl.report.html import render
 from tapfl.report.standings import STANDINGS, standings
 from tapfl.report.verdict import verdict
 from tests.report.pages import Page
-from tests.report.test_verdict import write_run
+from tests.report.runs import write_run
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from tapfl.errors import TapflError
 from tapfl.report import watch
 from tapfl.report.watch import serve
 from tests.report.pages import Page
+from tests.report.runs import write_run
 from tests.report.test_html import edit_record, round_event, write_events
-from tests.report.test_verdict import write_run
 
 
 @contextmanager
