@@ -56,6 +56,33 @@ class InMemory:
         return found
 
 
+class Listening(InMemory):
+    """Remembers every byte that comes from nodes."""
+
+    def __init__(self, nodes):
+        super().__init__(nodes)
+        self.heard = []
+
+    def pull(self, ids):
+        found = super().pull(ids)
+        self.heard += found.values()
+        return found
+
+
+class Deadly(InMemory):
+    """After the n-th message to a client the server is no more; ``then`` still happens there."""
+
+    def __init__(self, nodes, nth):
+        super().__init__(nodes)
+        self.nth, self.calls = nth, itertools.count(1)
+
+    def push(self, node, data, patience):
+        id_ = super().push(node, data, patience)
+        if next(self.calls) == self.nth:
+            raise Killed
+        return id_
+
+
 def residents(config, folder, groups, allow=EVERYTHING, **more):
     """One resident for each list of clients."""
     return [Resident(config, hosted, folder / f"node{i}", allow=allow, **more)

@@ -9,8 +9,8 @@ from tapfl.engine.flower.headers import Asked
 from tapfl.engine.flower.resident import Resident
 from tapfl.engine.flower.wire import ask_frame
 from tapfl.engine.rounds import Rounds
-from tests.engine.flower.memory import InMemory, Killed, residents, served, while_alive
-from tests.engine.flower.test_resident import GROUPS, ROUNDS, Deadly, small
+from tests.engine.flower.memory import Deadly, InMemory, Killed, residents, served, while_alive
+from tests.engine.flower.test_resident import GROUPS, ROUNDS, small
 from tests.experiment import read_events
 
 

@@ -18,8 +18,8 @@ from tapfl.engine.flower.resident import Resident
 from tapfl.engine.flower.told import told
 from tapfl.errors import TapflError
 from tapfl.events import Diverged, Left, Message, Missing, Note, OfClient, Refused
-from tests.engine.flower.memory import EVERYTHING, residents, served
-from tests.engine.flower.test_resident import GROUPS, Listening, ask, small
+from tests.engine.flower.memory import EVERYTHING, Listening, residents, served
+from tests.engine.flower.test_resident import GROUPS, ask, small
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "privacy.md"
 

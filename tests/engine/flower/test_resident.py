@@ -18,8 +18,10 @@ from tapfl.errors import TapflError
 from tapfl.events import RoundEnded
 from tests.engine.flower.memory import (
     EVERYTHING,
+    Deadly,
     InMemory,
     Killed,
+    Listening,
     residents,
     served,
     while_alive,
@@ -58,19 +60,6 @@ def assert_same(found, expected):
     assert set(found[2]) == set(expected[2])
     for path, tensors in expected[2].items():
         assert all(tensors[name].equal(found[2][path][name]) for name in tensors), path
-
-
-class Listening(InMemory):
-    """Remembers every byte that comes from nodes."""
-
-    def __init__(self, nodes):
-        super().__init__(nodes)
-        self.heard = []
-
-    def pull(self, ids):
-        found = super().pull(ids)
-        self.heard += found.values()
-        return found
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,20 +133,6 @@ def test_a_client_that_is_killed_while_x_trains(tmp_path, calm):
 
 
 # The server killed
-
-class Deadly(InMemory):
-    """After the n-th message to a client the server is no more; ``then`` still happens there."""
-
-    def __init__(self, nodes, nth):
-        super().__init__(nodes)
-        self.nth, self.calls = nth, itertools.count(1)
-
-    def push(self, node, data, patience):
-        id_ = super().push(node, data, patience)
-        if next(self.calls) == self.nth:
-            raise Killed
-        return id_
-
 
 @pytest.mark.parametrize(("nth", "restarted"), [(4, False), (6, True), (8, False), (10, True)])
 def test_a_server_that_is_killed_goes_on(tmp_path, calm, monkeypatch, nth, restarted):
