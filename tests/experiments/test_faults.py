@@ -1,5 +1,6 @@
 """The public code's faults, one by one."""
 
+import dataclasses
 import functools
 import math
 
@@ -10,12 +11,13 @@ import torch
 import tapfl.personal.tap as tap_module
 from tapfl.blocks import BlockState
 from tapfl.experiments.catalogue import find_experiments
-from tapfl.experiments.faults import BACKBONE, _Summed, fault_variants
+from tapfl.experiments.faults import BACKBONE, TEXT_HEAD, _Summed, fault_variants
 from tapfl.federated.training import weighted
 from tapfl.tasks import Batch
 from tests.experiment import FederatedRun, tiny_experiment
 
-UNSENT = "tapfl.experiments.faults:UnsentBackbone"
+FAULTS = "tapfl.experiments.faults:"
+UNSENT = f"{FAULTS}UnsentBackbone"
 
 
 @pytest.mark.parametrize("kind", ["routed", "standard"])
@@ -110,6 +112,65 @@ def test_stage_two_adds_the_sum_to_the_tasks_losses(tmp_path):
     assert set(losses) == {part.task for part in parts}
     assert loss.item() == pytest.approx(weighted(losses, parts).item() + extra, rel=1e-4)
     assert extra > 0.01
+
+
+def batch_of(run, client, task):
+    data = run.federation.find(client).data
+    parts = next(iter(data.minibatches(1, 8, np.random.default_rng(0))))
+    return next(part.batch for part in parts if part.task == task)
+
+
+@pytest.mark.parametrize("name", ["fedavg", f"{FAULTS}UnheardInput", f"{FAULTS}AllOfFedAvg"])
+def test_a_text_head_that_does_not_hear_its_input(tmp_path, name):
+    config = tiny_experiment(tmp_path, methods=[name], lora={"dropout": 0.0})
+    run = FederatedRun(config, tmp_path)
+    network, batch = run.method.network.eval(), batch_of(run, "words", "commongen")
+    other = dataclasses.replace(batch, text=batch.text + 1)
+    first, second = (network("commongen", b).prediction for b in (batch, other))
+    faulty = name != "fedavg"
+    assert torch.equal(first, second) == faulty
+    first.sum().backward()
+    blocks = network.ownership.blocks_of_task("commongen")
+    moved = {b for b in blocks for p in network.blocks[b].parameters()
+             if p.grad is not None and p.grad.abs().max() > 0}
+    assert TEXT_HEAD in moved
+    assert (moved == {TEXT_HEAD}) == faulty  # nothing before the head learns from texts
+
+
+@pytest.mark.parametrize("name", ["UnheardInput", "PastTheEnd", "AllOfFedAvg"])
+def test_faulty_heads_begin_with_the_same_values(tmp_path, name):
+    plain = FederatedRun(tiny_experiment(tmp_path, methods=["fedavg"]), tmp_path / "plain")
+    faulty = FederatedRun(tiny_experiment(tmp_path, methods=[FAULTS + name]), tmp_path / "faulty")
+    assert faulty.method.initial.equals(plain.method.initial)
+    for network in (faulty.method.network, faulty.method.teacher):
+        assert type(network.blocks[TEXT_HEAD]) is not type(plain.method.network.blocks[TEXT_HEAD])
+
+
+def test_texts_past_their_end_train_alike_and_go_on(tmp_path):
+    blocks, written = [], []
+    for name in ("fedavg", f"{FAULTS}PastTheEnd"):
+        run = FederatedRun(tiny_experiment(tmp_path, methods=[name]), tmp_path / name[-6:])
+        run.round(0)
+        blocks.append(run.server.blocks)
+        run.server.blocks.load_into(run.method.network.blocks)
+        network, batch = run.method.network.eval(), batch_of(run, "words", "commongen")
+        full = network.generate("commongen", batch, start=2, end=-1, pad=0, max_new_tokens=8)
+        end = full[0, 2].item()  # where a text without faults ends
+        written.append(network.generate("commongen", batch, start=2, end=end, pad=0,
+                                        max_new_tokens=8))
+    assert blocks[0].equals(blocks[1])
+    at = (full[0] == end).nonzero()[0].item()
+    assert torch.equal(written[1], full)
+    assert torch.equal(written[0][0, :at + 1], full[0, :at + 1])
+    assert (written[0][0, at + 1:] == 0).all()
+
+
+def test_a_network_without_text_has_no_faulty_head(tmp_path):
+    config = tiny_experiment(tmp_path, methods=[f"{FAULTS}AllOfFedAvg"],
+                             federation={"clients": ["shapes", "news"]})
+    run = FederatedRun(config, tmp_path)
+    assert TEXT_HEAD not in run.method.network.blocks
+    run.round(0)
 
 
 def test_p_counts_micro_batches():

@@ -12,7 +12,7 @@ from tapfl.federated.disentafl import disentanglement
 from tapfl.federated.feddat import Bottleneck
 from tapfl.federated.perfedavg import meta_gradient
 from tapfl.federated.stepper import parameters_of
-from tapfl.federated.training import Tally, TrainingLosses, gradients, late, task_objective
+from tapfl.federated.training import Tally, gradients, task_objective
 from tests.experiment import FederatedRun, tiny_experiment
 from tests.federated.test_stepper import in_float64
 
@@ -346,14 +346,6 @@ def test_losses_are_means_over_samples():
     tally.add([TaskBatch("a", Batch(), 0.5, 1)], {"a": torch.tensor(4.0)})
     tally.add([TaskBatch("a", Batch(), 0.5, 3)], {"a": torch.tensor(0.0)})
     assert tally.means() == {"a": 1.0}
-    tally.add([TaskBatch("b", Batch(), 0.5, 2), TaskBatch("a", Batch(), 0.5, 4)],
-              {"a": torch.tensor(3.0), "b": torch.tensor(5.0)})
-    assert tally.means() == {"a": 2.0, "b": 5.0}
-
-
-def test_late_losses_are_the_mean_ones_where_a_training_does_not_say_them():
-    assert late(TrainingLosses({"a": 1.0, "b": 2.0}, {"a": 3.0})) == {"a": 3.0, "b": 2.0}
-    assert late({"a": 1.0}) == {"a": 1.0}  # a method of one's own
 
 
 def test_learning_rate_warms_up_linearly(tmp_path):

@@ -35,27 +35,21 @@ class Oracle:
         losses, counts = {}, {}
         with randomness(self.context, client, round_, role) as rng:
             model.train()
-            minibatches = client.data.minibatches(steps, self.config.train.batch_size, rng)
-            for step, parts in enumerate(minibatches):
+            for parts in client.data.minibatches(steps, self.config.train.batch_size, rng):
                 optimizer.zero_grad()
                 total = 0.0
                 for part in parts:
                     out = model(part.task, part.batch)
                     loss = model.loss(part.task, out, part.batch)
                     total = total + part.weight * loss
-                    if step >= self.counted_from(steps):
-                        losses[part.task] = losses.get(part.task, 0.0) + loss.item() * part.samples
-                        counts[part.task] = counts.get(part.task, 0) + part.samples
+                    losses[part.task] = losses.get(part.task, 0.0) + loss.item() * part.samples
+                    counts[part.task] = counts.get(part.task, 0) + part.samples
                     if teacher is not None:
                         total = total + self.distill(teacher, part, out.prediction)
                 total.backward()
                 torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                 optimizer.step()
         return {task: losses[task] / counts[task] for task in losses}
-
-    def counted_from(self, steps):
-        """The first step whose losses count in the histories."""
-        return 0
 
     def distill(self, teacher, part, student):
         with torch.no_grad():

@@ -16,8 +16,8 @@ from typing import Any
 from tapfl.blocks import BlockState
 from tapfl.data.federation import Member
 from tapfl.errors import TapflError
+from tapfl.federated.context import Losses
 from tapfl.federated.method import FederatedMethod
-from tapfl.federated.training import TrainingLosses, late
 
 # Hooks that may give clients of a task models of their own.
 PERSONALISING = ("private", "adapt", "predicting")
@@ -111,7 +111,7 @@ def _check_declaration(method: FederatedMethod) -> None:
                          "the same for all; set shares_final_model = False in the class")
 
 
-def check_losses(method: FederatedMethod, client: Member, losses: Any) -> TrainingLosses:
+def check_losses(method: FederatedMethod, client: Member, losses: Any) -> Losses:
     """Return what ``train`` returned, if it is a loss for each of some of the client's tasks."""
     expected = "expected the mean loss of every task seen, by task"
     if not isinstance(losses, dict):
@@ -123,7 +123,7 @@ def check_losses(method: FederatedMethod, client: Member, losses: Any) -> Traini
         if isinstance(loss, bool) or not isinstance(loss, int | float):
             raise TapflError(f"{name_of(method)}.train: the loss of '{task}' is "
                              f"{type(loss).__name__}; expected a number")
-    return TrainingLosses({task: float(loss) for task, loss in losses.items()}, late(losses))
+    return {task: float(loss) for task, loss in losses.items()}
 
 
 def check_blocks(owner: object, hook: str, state: Any, expected: BlockState) -> BlockState:

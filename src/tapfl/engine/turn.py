@@ -27,7 +27,6 @@ from tapfl.evaluation.metrics import GENERAL
 from tapfl.evaluation.predictions import Predictions, Watch
 from tapfl.events import Diverged, Event
 from tapfl.federated.context import Losses
-from tapfl.federated.training import TrainingLosses
 from tapfl.personal.personalizer import Personalizer
 from tapfl.privacy.mechanism import private_update
 
@@ -49,7 +48,7 @@ class ClientTurn:
         self.worker, self.client = worker, client
         self.method, self.plan = worker.method, worker.plan
         self._received: BlockState | None = None
-        self._trained: tuple[BlockState, BlockState, TrainingLosses] | None = None
+        self._trained: tuple[BlockState, BlockState, Losses] | None = None
         self._models: dict[str, str] = {}  # checksums of what is kept, by method
         self._scored: dict[str, str] = {}
         self._sampled: dict[str, str] = {}
@@ -79,7 +78,7 @@ class ClientTurn:
             before = BlockState({n: received[n] if n in received else private[n] for n in owned},
                                 method.initial.shapes)
             self._trained = before, trained, losses
-        update = Update(client.id, trained.subset(exchanged), client.samples, dict(losses), fault,
+        update = Update(client.id, trained.subset(exchanged), client.samples, losses, fault,
                         self._not_finite(round_, losses))
         return self._hidden(update, received, round_)
 
@@ -109,8 +108,7 @@ class ClientTurn:
             for personalizer in self.worker.personalizers:
                 before, after = (_safe(personalizer, state) for state in (received, trained))
                 with calling(personalizer, "after_training"):
-                    personalizer.after_training(self.client, round_, before, after,
-                                                TrainingLosses(losses, losses.late))
+                    personalizer.after_training(self.client, round_, before, after, dict(losses))
         every = self.plan.config.evaluation.every
         curves = self._curves(round_) if every and (round_ + 1) % every == 0 else []
         return [*self.worker.drain(), *curves]

@@ -18,22 +18,6 @@ from tapfl.model.network import Network
 Minibatch = Sequence[TaskBatch]
 
 
-class TrainingLosses(dict[str, float]):
-    """The tasks' mean losses over a training; ``late``: over the second half of its steps.
-
-    A task that the second half did not meet has the mean of all steps there, too.
-    """
-
-    def __init__(self, means: Losses, late: Losses | None = None) -> None:
-        super().__init__(means)
-        self.late = {**means, **(late or {})}
-
-
-def late(losses: Losses) -> Losses:
-    """Return the losses at the end of a training, where it says them."""
-    return losses.late if isinstance(losses, TrainingLosses) else losses
-
-
 @graph_safe
 def task_objective(network: Network,
                    parts: Sequence[TaskBatch]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -88,24 +72,21 @@ def minimise(objective: Objective) -> Step:
 def local_training(
     context: Context, network: Network, client: Client, blocks: Iterable[str], *, steps: int,
     lr: float, round_: int, role: str, step: Step, batches_per_step: int = 1,
-) -> TrainingLosses:
+) -> Losses:
     """Train the named blocks, in place; return each seen task's mean loss over its samples.
 
     Nothing in it waits for the device: the losses stay there until the end.
     """
     stepper = context.stepper(network)
     stepper.restart(blocks, lr)
-    whole, second_half = Tally(), Tally()
+    tally = Tally()
     with randomness(context, client, round_, role) as rng:
         network.train()
         stream = client.data.minibatches(batches_per_step * steps,
                                          context.config.train.batch_size, rng)
-        for number in range(steps):
-            found = step(stepper, stream)
-            whole.add(*found)
-            if number >= steps // 2:
-                second_half.add(*found)
-    return TrainingLosses(whole.means(), second_half.means())
+        for _ in range(steps):
+            tally.add(*step(stepper, stream))
+    return tally.means()
 
 
 class Tally:

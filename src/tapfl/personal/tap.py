@@ -20,7 +20,7 @@ from tapfl.federated.context import Context, Losses
 from tapfl.federated.distill import divergence
 from tapfl.federated.method import FederatedMethod
 from tapfl.federated.stepper import Objective
-from tapfl.federated.training import late, local_training, minimise, task_objective, weighted
+from tapfl.federated.training import local_training, minimise, task_objective, weighted
 from tapfl.model.network import Network
 from tapfl.personal.criteria import Case, Rule, moved
 from tapfl.personal.personalizer import Personalizer
@@ -158,11 +158,8 @@ class Tap(Personalizer):
 
         What is not finite counts as infinitely bad.
         """
-        settings = self.context.config.tap
-        if settings.criterion in ("validation", "paired"):
+        if self.context.config.tap.criterion in ("validation", "paired"):
             losses = self.rule.held_out(client, state, losses)
-        elif settings.history == "late":
-            losses = late(losses)
         return {task: loss if math.isfinite(loss) else math.inf for task, loss in losses.items()}
 
     def _load(self, client: Client, round_: int,

@@ -103,10 +103,6 @@ class TapConfig(Section):
     """
     confidence: float = Field(0.95, ge=0.5, lt=1)
     """The confidence of the ``paired`` test."""
-    history: Literal["round", "late"] = "round"
-    """Which training loss W and X are compared by: the mean over all steps of the ``round``, or
-    over the second half of them (``late``), when W has adapted to the client.
-    """
     share: Annotated[float, Field(gt=0, le=1)] | Literal["losses", "gap", "holdout"] = 1.0
     """How much X takes in: 1 is all of it; less moves X that part of the way to W; ``losses`` and
     ``gap`` follow the losses of the two (``sharpness``); ``holdout`` chooses on held-out data.
