@@ -134,7 +134,8 @@ def fault_variants(post_steps: int) -> dict[str, Variants]:
         "The KL is summed, not averaged": {"summed-tap": {"of": f"fedavg+{_SUMMED}"}},
         "These three": _family("three", _UNSENT, _SUMMED, few),
         "The text head ignores its input": _family("unheard", _UNHEARD),
-        "The same, and P counts micro-batches": _family("few-unheard", _UNHEARD, post=few),
+        "The head ignores its input, and P counts micro-batches":
+            _family("few-unheard", _UNHEARD, post=few),
         "Texts are scored past their end": _family("endless", _ENDLESS),
         "All five": _family("five", _ALL, _SUMMED, few)}
 
