@@ -86,15 +86,24 @@ def test_the_public_faults_change_what_they_name():
     steps = MODELS["mini"].config(False).post.steps
     found = {part.title: {each.spec.name: each.spec for each in models_of(
         experiment, "mini", "paper", index)} for index, part in enumerate(experiment.parts)}
-    ours, (unsent, micro, summed, every) = found.pop("No fault"), found.values()
-    assert set(ours) == {"fedavg", "fedavg+post", "tap"}
-    assert {s.config.post.steps for s in [*unsent.values(), *summed.values()]} == {steps}
-    assert all(s.federated.endswith(":UnsentBackbone") for s in [*unsent.values(), *every.values()])
-    assert [s.config.post.steps for s in micro.values()] == [steps, steps // 4, steps // 4]
-    assert {s.federated for s in [*micro.values(), *summed.values()]} == {"fedavg"}
-    assert [name for name, s in (summed | every).items() if "Summed" in s.personalizer] == [
-        "summed-tap", "all-tap"]
-    assert [every[name].config.post.steps for name in ("all-post", "all-tap")] == [steps // 4] * 2
+    assert set(found.pop("No fault")) == {"fedavg", "fedavg+post", "tap"}
+    few, plain = steps // 4, "fedavg"
+    expected = {  # the federated method; whether TAP sums its KL; steps after federation
+        "The averaged backbone is never sent": ("UnsentBackbone", False, steps),
+        "P counts micro-batches": (plain, False, few),
+        "The KL is summed, not averaged": (plain, True, steps),
+        "These three": ("UnsentBackbone", True, few),
+        "The text head ignores its input": ("UnheardInput", False, steps),
+        "The head ignores its input, and P counts micro-batches": ("UnheardInput", False, few),
+        "Texts are scored past their end": ("PastTheEnd", False, steps),
+        "All five": ("AllOfFedAvg", True, few)}
+    assert set(found) == set(expected)
+    for title, (federated, summed, after) in expected.items():
+        before, post, tap = found[title].values()
+        assert {s.federated.rpartition(":")[2] for s in (before, post, tap)} == {federated}
+        assert [s.config.post.steps for s in (post, tap)] == [
+            steps if post.name == "fedavg+post" else after, after]
+        assert ["Summed" in s.personalizer for s in (before, post, tap)] == [False, False, summed]
     for part in experiment.parts:  # TAP's lead over post-training, under the same fault
         ((mine, other),) = part.leads
         assert mine.endswith("tap")
