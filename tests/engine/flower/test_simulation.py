@@ -289,7 +289,7 @@ def test_gpus_are_shared_in_whole_workers(workers, gpus, share):
 
 
 KILLING = """
-import os, signal, subprocess, sys
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from tapfl.config import load_config
 from tapfl.engine.flower.simulation import simulation
@@ -308,7 +308,9 @@ killed = []
 def tell(event):
     print(event, flush=True)
     if isinstance(event, RoundEnded) and event.round == 1 and not killed:
-        killed.append(kin(os.getpid())[0])
+        while not (workers := kin(os.getpid())):  # Ray renames them while they run: look again
+            time.sleep(0.1)
+        killed.append(workers[0])
         os.kill(killed[0], signal.SIGKILL)
 
 with simulation(2) as site:
