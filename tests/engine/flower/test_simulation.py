@@ -308,8 +308,13 @@ killed = []
 def tell(event):
     print(event, flush=True)
     if isinstance(event, RoundEnded) and event.round == 1 and not killed:
-        while not (workers := kin(os.getpid())):  # Ray renames them while they run: look again
+        for _ in range(100):
+            if workers := kin(os.getpid()):
+                break
             time.sleep(0.1)
+        else:
+            sys.exit("no worker among\\n" + subprocess.run(
+                ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout)
         killed.append(workers[0])
         os.kill(killed[0], signal.SIGKILL)
 
