@@ -219,7 +219,7 @@ def _criteria(model: Model, small: bool) -> Experiment:
 
 def _skew(model: Model, small: bool) -> Experiment:
     return Experiment("skew", "What if clients' labels differ?", tuple(
-        Part(title, ("local", *FAMILY, "ditto", "apfl"), _skewed(alpha), at=title)
+        Part(title, ("local", "local+post2", *FAMILY, "ditto", "apfl"), _skewed(alpha), at=title)
         for title, alpha in SKEWS.items()), axis="label skew")
 
 
