@@ -71,7 +71,8 @@ def main(out):
     axes[0].invert_yaxis()
     axes[0].set_xlim(left=0)
     axes[1].set_xlabel("METEOR")
-    axes[-1].legend(fontsize=8, loc="center right")
+    figure.legend(*axes[0].get_legend_handles_labels(), fontsize=8, ncols=2,
+                  loc="outside lower left")
     figure.savefig(out, metadata={"Date": None})
 
 
