@@ -4,69 +4,67 @@ METEOR of post-training and of TAP on written texts: published, and ours on larg
 without faults (docs/evidence/results, seed 41). Means over clients. Needs matplotlib.
 """
 
-import csv
 import statistics
 import sys
 from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+from plot_when import STYLES
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "docs" / "evidence" / "results"
-PAPER = ROOT / "src" / "tapfl" / "report" / "paper.csv"
-TASKS = {"mmlu": "MMLU", "vqa": "VQA", "commongen": "CommonGen"}
+from tapfl.engine.results import read_results
+from tapfl.report.paper import dataset_name, method_name, published
+
+RESULTS = Path(__file__).parent.parent / "docs" / "evidence" / "results"
+TASKS = ("mmlu", "vqa", "commongen")
+METHODS = {"fedavg+post": 36, "tap": 22}  # size: the second lies on the first where both are equal
 OURS = {"no fault": ("large-41.csv", "fedavg+post", "tap"),
         "three faults, none in the text head": ("large-unsent-41.csv", "all-post", "all-tap"),
         "the text head ignores its input": ("large-heads-41.csv", "unheard-post", "unheard-tap"),
         "the same, fewer steps after federation": ("large-heads-41.csv", "few-unheard-post",
                                                    "few-unheard-tap"),
         "all five faults": ("large-five-41.csv", "five-post", "five-tap")}
-PUBLISHED = ("FLAVA", "ViLT")
+PUBLISHED = {"published, FLAVA": "flava", "published, ViLT": "vilt"}
 LOST = "g2-9"  # the client whose results without faults are missing
 
 
-def read(path):
-    """Return the rows of a CSV."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def ours(name, methods):
+    """Return the methods' mean METEOR by task, from one of our results."""
+    rows = [row for row in read_results(RESULTS / name)
+            if row["metric"] == "meteor" and row["client"] != LOST]
+    return {task: [statistics.fmean(row["value"] for row in rows
+                                    if (row["method"], row["task"]) == (method, task))
+                   for method in methods] for task in TASKS}
 
 
-def ours(name, method, task):
-    """Return our mean METEOR."""
-    return statistics.fmean(float(row["value"]) for row in read(RESULTS / name)
-                            if (row["method"], row["task"], row["metric"])
-                            == (method, task, "meteor") and row["client"] != LOST)
+def theirs(setting):
+    """Return the published METEOR by task."""
+    figures = published(setting)
+    return {task: [figures[method, task, "meteor"].mean for method in METHODS] for task in TASKS}
 
 
-def published(model, method, dataset):
-    """Return the METEOR of the paper's main table."""
-    found, = [float(row["mean"]) for row in read(PAPER)
-              if (row["table"], row["model"], row["method"], row["dataset"], row["metric"])
-              == ("main-txt", model, method, dataset, "METEOR")]
-    return found
+def draw(axis, pairs):
+    """Draw a line from post-training to TAP in each row."""
+    for place, pair in enumerate(pairs):
+        axis.plot(pair, [place, place], color="tab:gray", linewidth=1.5, zorder=1)
+    for number, (method, size) in enumerate(METHODS.items()):
+        _, color, marker = STYLES[method]
+        axis.scatter([pair[number] for pair in pairs], range(len(pairs)), marker=marker,
+                     color=color, label=method_name(method), zorder=2 + number, s=size)
+    axis.axhline(len(OURS) - 0.5, color="black", linewidth=0.6)
+    axis.grid(alpha=0.3)
 
 
 def main(out):
-    """Draw the figure: a panel for each task, a line from post-training to TAP in each row."""
+    """Draw the figure: a panel for each task, a row for each source of figures."""
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "tapfl", "font.size": 9})
-    rows = [*OURS, *(f"published, {model}" for model in PUBLISHED)]
+    rows = {title: ours(name, methods) for title, (name, *methods) in OURS.items()}
+    rows |= {title: theirs(setting) for title, setting in PUBLISHED.items()}
     figure, axes = plt.subplots(1, len(TASKS), figsize=(9, 2.9), sharey=True, sharex=True,
                                 layout="constrained")
-    for axis, (task, title) in zip(axes, TASKS.items(), strict=True):
-        pairs = [(ours(name, post, task), ours(name, tap, task))
-                 for name, post, tap in OURS.values()]
-        pairs += [(published(model, "FedAvg + Post-train", title), published(model, "TAP", title))
-                  for model in PUBLISHED]
-        for place, (post, tap) in enumerate(pairs):
-            axis.plot([post, tap], [place, place], color="tab:gray", linewidth=1.5, zorder=1)
-        axis.scatter([post for post, _ in pairs], range(len(pairs)), marker="v", color="tab:gray",
-                     label="FedAvg + Post-train", zorder=2)
-        axis.scatter([tap for _, tap in pairs], range(len(pairs)), marker="s", color="tab:orange",
-                     label="TAP", zorder=3, s=22)
-        axis.axhline(len(OURS) - 0.5, color="black", linewidth=0.6)
-        axis.set_title(title, fontsize=9)
-        axis.grid(alpha=0.3)
+    for axis, task in zip(axes, TASKS, strict=True):
+        draw(axis, [row[task] for row in rows.values()])
+        axis.set_title(dataset_name(task), fontsize=9)
     axes[0].set_yticks(range(len(rows)), rows)
     axes[0].invert_yaxis()
     axes[0].set_xlim(left=0)
